@@ -54,8 +54,7 @@ BASH: Json = {
     "function": {
         "name": "bash",
         "description": "Runs a command in bash, in a shell of its own, and returns what it "
-        "writes. When the task is"
-        " done, say so without calling a tool.",
+        "writes. When the task is done, say so without calling a tool.",
         "parameters": {
             "type": "object",
             "properties": {
@@ -115,8 +114,8 @@ class HarborTasks:
         """Reads a folder, once: the name of the environment has its hash."""
         if split != "train" or not 0 <= index < len(self._tasks):
             raise JobFailure(
-                f"there is no task {index} of split {split!r}; there are "
-                f"{len(self._tasks)} of 'train'"
+                f"there is no task {index} of split {split!r}; there are {len(self._tasks)} of "
+                "'train'"
             )
         if index not in self._folders:
             folder = read(self._tasks[index])

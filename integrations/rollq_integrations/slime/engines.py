@@ -73,10 +73,9 @@ def publish(
             client.publish(step, name)
         except SettingsError as e:
             raise SettingsError(
-                f"{e}. slime starts at rollout {first}. So that a weight version keeps its "
-                "meaning over a restart, put `update_weight_start_version: "
-                f"{first // _interval(args)}` into the file of --custom-config-path, or use "
-                "another run"
+                f"{e}. slime starts at rollout {first}. So that a weight version keeps its meaning "
+                f"over a restart, put `update_weight_start_version: {first // _interval(args)}` "
+                "into the file of --custom-config-path, or use another run"
             ) from None
     return step, name
 

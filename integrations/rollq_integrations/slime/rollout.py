@@ -149,8 +149,8 @@ class DataSource:
 
     def get_samples(self, num_samples: int) -> list[Any]:
         raise SettingsError(
-            "slime needs --rollout-function-path "
-            "rollq_integrations.slime.generate_rollout for this data source"
+            "slime needs --rollout-function-path rollq_integrations.slime.generate_rollout for "
+            "this data source"
         )
 
     def add_samples(self, samples: list[Any]) -> None:

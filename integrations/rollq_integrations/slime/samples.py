@@ -48,10 +48,9 @@ def batch_samples(batch: Batch, rollout_id: int, args: Any) -> list[Any]:
     if args.custom_reward_post_process_path is None and _centres(args):
         raise SettingsError(
             f"run {batch.trajectories[0].job.run}: an episode is several samples "
-            "(history=template, context), and"
-            " slime would take one mean over the whole batch. Start it with "
-            "--custom-reward-post-process-path"
-            " rollq_integrations.slime.reward_post_process."
+            "(history=template, context), and slime would take one mean over the whole batch. "
+            "Start it with --custom-reward-post-process-path "
+            "rollq_integrations.slime.reward_post_process."
         )
     return groups
 
@@ -72,9 +71,8 @@ def check_arguments(group: Group, args: Any) -> None:
     if args.use_rollout_routing_replay:
         if not job.routed_experts:
             raise SettingsError(
-                "slime's --use-rollout-routing-replay needs routed experts, and the "
-                "run's jobs record none: submit them"
-                " with routed_experts"
+                "slime's --use-rollout-routing-replay needs routed experts, and the run's jobs "
+                "record none: submit them with routed_experts"
             )
         wanted += [("--num-layers", args.num_layers, job.routed_experts["layers"])]
         wanted += [("--moe-router-topk", args.moe_router_topk, job.routed_experts["top_k"])]

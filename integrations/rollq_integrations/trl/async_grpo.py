@@ -181,9 +181,8 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         """Called before TRL puts values of its own into the settings."""
         if args.token_budget is None or args.token_budget > 0:
             raise SettingsError(
-                "to acknowledge what is trained, rollq counts samples, so each step "
-                "needs the same number of them: use"
-                " AsyncGRPOConfig(token_budget=0)"
+                "to acknowledge what is trained, rollq counts samples, so each step needs the same "
+                "number of them: use AsyncGRPOConfig(token_budget=0)"
             )
         if args.max_steps <= 0:
             raise SettingsError("the run's jobs have no epochs: use AsyncGRPOConfig(max_steps=)")
@@ -250,10 +249,9 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
                     if batch := self._next(consumer):
                         if skip and batch.step != self._done + 1:
                             raise LedgerError(
-                                f"run {self.client.run}: the checkpoint holds a part of "
-                                f"batch {self._done + 1}, which"
-                                " a later one acknowledged: resume from the latest "
-                                "checkpoint, or start a new run"
+                                f"run {self.client.run}: the checkpoint holds a part of batch "
+                                f"{self._done + 1}, which a later one acknowledged: resume from "
+                                "the latest checkpoint, or start a new run"
                             )
                         skip -= self._put(batch, skip)
                 consumer.ack(up_to=self._kept)

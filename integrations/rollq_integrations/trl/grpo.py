@@ -58,9 +58,9 @@ def check_temperature(job: Job, trainers: float) -> None:
     temperature = job.sampling.get("temperature", 1.0)
     if temperature != trainers:
         raise SettingsError(
-            f"the jobs of {job.env} sample with temperature {temperature:g}, and the "
-            "trainer computes logprobs for"
-            f" {trainers:g}: give the trainer's `temperature` and Job(sampling=) the same"
+            f"the jobs of {job.env} sample with temperature {temperature:g}, and the trainer "
+            f"computes logprobs for {trainers:g}: give the trainer's `temperature` and "
+            "Job(sampling=) the same"
         )
 
 
@@ -68,9 +68,8 @@ def check_template_kwargs(args: Any) -> None:
     """The trainer does not say what only jobs say to the chat template. Raises SettingsError."""
     if args.chat_template_kwargs:
         raise SettingsError(
-            "rollq's workers render the chat template: give Job(template_kwargs=) "
-            "what the trainer's"
-            " `chat_template_kwargs` has, and leave those out"
+            "rollq's workers render the chat template: give Job(template_kwargs=) what the "
+            "trainer's `chat_template_kwargs` has, and leave those out"
         )
 
 
@@ -103,9 +102,9 @@ class RolloutFunc:
         """
         if job.history is not History.KEEP or job.context:
             raise SettingsError(
-                "TRL trains one row for each prompt, and with history=template or a "
-                "context an episode may have"
-                " several: use neither, or AsyncGRPOTrainer with rollq_integrations.trl.async_grpo"
+                "TRL trains one row for each prompt, and with history=template or a context an "
+                "episode may have several: use neither, or AsyncGRPOTrainer with "
+                "rollq_integrations.trl.async_grpo"
             )
         if job.purpose is not Purpose.TRAIN:
             raise SettingsError(f"a trainer plays jobs of purpose train, not {job.purpose.value}")
@@ -225,9 +224,8 @@ class RolloutFunc:
                 del missing[name]
         if not groups:
             raise MissingGroups(
-                f"run {self.client.run}: all groups of step {self._step} were "
-                "dropped: `rollq jobs list"
-                f" {self.client.run}` says why"
+                f"run {self.client.run}: all groups of step {self._step} were dropped: `rollq jobs "
+                f"list {self.client.run}` says why"
             )
         return groups
 
@@ -293,9 +291,9 @@ class RolloutFunc:
         acked = [name for name, state in states.items() if state == "acked"]
         if acked:
             raise LedgerError(
-                f"group {self.client.run}/{acked[0]} was trained and acknowledged by an "
-                "earlier trainer, so it cannot"
-                " come again: resume from the latest checkpoint, or start a new run"
+                f"group {self.client.run}/{acked[0]} was trained and acknowledged by an earlier "
+                "trainer, so it cannot come again: resume from the latest checkpoint, or start a "
+                "new run"
             )
         return {name for name, state in states.items() if state == "dropped"}
 

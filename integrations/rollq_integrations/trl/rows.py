@@ -79,9 +79,8 @@ def row_of(trajectory: Trajectory | None, reward: float | None, padding: int) ->
     if segments:
         if len(segments) > 1:  # an agent program's
             raise ContractError(
-                f"{job_id} has {len(segments)} traces, and TRL's synchronous trainer takes one"
-                " row a rollout: train on `batch.arrays()`, or with "
-                "rollq_integrations.trl.async_grpo"
+                f"{job_id} has {len(segments)} traces, and TRL's synchronous trainer takes one row "
+                "a rollout: train on `batch.arrays()`, or with rollq_integrations.trl.async_grpo"
             )
         [segment] = segments
         ids, response = list(segment.prompt_ids), list(segment.response_ids)

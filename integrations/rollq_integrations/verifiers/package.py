@@ -53,9 +53,9 @@ def only_in_main_thread(name: str) -> None:
     """
     if threading.current_thread() is not threading.main_thread():
         raise ForOtherWorkers(
-            f"{name} is only played in a process of its own, because rewards of "
-            "verifiers use signals: "
-            f"start the worker with ROLLQ_ISOLATE={name}, or the name of your file's environment"
+            f"{name} is only played in a process of its own, because rewards of verifiers use "
+            f"signals: start the worker with ROLLQ_ISOLATE={name}, or the name of your file's "
+            "environment"
         )
 
 

@@ -76,9 +76,8 @@ class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """The name of the job's group."""
         if "uid" not in fields or "session_id" not in fields:
             raise SettingsError(
-                "verl gave its agent loop no uid and session_id: rollq needs the V1 "
-                "trainer (trainer.use_v1=true, the"
-                " default of verl 0.9)"
+                "verl gave its agent loop no uid and session_id: rollq needs the V1 trainer "
+                "(trainer.use_v1=true, the default of verl 0.9)"
             )
         if not self._by_task:
             return f"{fields['uid']}.{int(fields['session_id'])}"
@@ -168,10 +167,9 @@ def _keep_steps(trainer: Any) -> int:
     in_flight = trainer.v1.sampler.max_off_policy_threshold
     if in_flight is None:
         raise SettingsError(
-            "trainer.v1.sampler.max_off_policy_threshold is null, so verl plays a prompt "
-            "for any number of steps: set"
-            " keep_steps of the agent loop to trainer.save_freq and the most steps "
-            "that a prompt takes"
+            "trainer.v1.sampler.max_off_policy_threshold is null, so verl plays a prompt for any "
+            "number of steps: set keep_steps of the agent loop to trainer.save_freq and the most "
+            "steps that a prompt takes"
         )
     return max(1, int(trainer.save_freq)) + int(in_flight)
 

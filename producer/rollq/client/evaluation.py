@@ -328,9 +328,8 @@ class Evaluation:
             total = len(collector.jobs) * collector.jobs[0].size
             why = explain(collector.reader, Purpose.EVAL)
             raise PullTimeout(
-                f"run {collector.reader.run}: {collector.graded} of {total} tries were "
-                f"graded within {timeout:g} s."
-                f" {why or 'Ask again later'}"
+                f"run {collector.reader.run}: {collector.graded} of {total} tries were graded "
+                f"within {timeout:g} s. {why or 'Ask again later'}"
             )
         if self._error:
             raise self._error

@@ -70,9 +70,9 @@ def check_tasks(run: str, tasks: Iterable[TaskKey], before: Result, name: str) -
     ours, theirs = {*tasks}, {task.key for task in before.tasks}
     if ours != theirs or not ours:
         raise SettingsError(
-            f"run {run} cannot be compared with {name}: their graded tasks differ."
-            f" {_only(run, ours - theirs)}{_only(name, theirs - ours)}"
-            " A comparison is paired by task: evaluate the same tasks, and play dead tries again"
+            f"run {run} cannot be compared with {name}: their graded tasks differ. "
+            f"{_only(run, ours - theirs)}{_only(name, theirs - ours)} A comparison is paired by "
+            "task: evaluate the same tasks, and play dead tries again"
         )
 
 

@@ -237,8 +237,7 @@ class Deliveries:
         if not reason or len(reason) > LONGEST_SKIP:
             raise ContractError(
                 f"group {self.run}/{group}: the reason of a skip has 1 to {LONGEST_SKIP} "
-                f"characters, not {len(reason)}:"
-                " groups are counted by reason, so use few of them"
+                f"characters, not {len(reason)}: groups are counted by reason, so use few of them"
             )
         self._end(token, owner, reason, [group], filling)
 
@@ -310,7 +309,6 @@ class Deliveries:
     def _taken_over(self, token: str) -> NoReturn:
         name = token.partition(":")[2].rpartition("/")[0]
         raise NotHeld(
-            f"run {self.run}: another process has opened consumer {name!r} and holds its "
-            "batches now. Only one process"
-            " at a time may use a name: end this one, or give it another name."
+            f"run {self.run}: another process has opened consumer {name!r} and holds its batches "
+            "now. Only one process at a time may use a name: end this one, or give it another name."
         )

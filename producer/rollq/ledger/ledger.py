@@ -125,9 +125,9 @@ class Ledger:
 
     def _gap(self, source: str, submitted: int, stored: Cursor) -> Gap:
         gap = Gap(
-            f"run {self.run}: Redis has lost groups of source {source}: it knows "
-            f"{stored.groups} of the"
-            f" {submitted} that were submitted. Submit the source again; the same command line does"
+            f"run {self.run}: Redis has lost groups of source {source}: it knows {stored.groups} "
+            f"of the {submitted} that were submitted. Submit the source again; the same command "
+            "line does"
         )
         gap.cursor, gap.source = stored, source
         return gap
@@ -179,9 +179,9 @@ class Ledger:
         if reply.status != "ok":
             failure, theirs = FailureClass(reply.text("class")), reply["failures"]
             raise SettingsError(
-                f"run {self.run} has a budget of {theirs} failures of class {failure}, "
-                f"not {budgets[failure]}: budgets"
-                " are pinned before its first group. Leave it as it is, or use another run."
+                f"run {self.run} has a budget of {theirs} failures of class {failure}, not "
+                f"{budgets[failure]}: budgets are pinned before its first group. Leave it as it "
+                "is, or use another run."
             )
 
     def seal(self, submitted: Mapping[str, Cursor] | None = None) -> None:
@@ -215,9 +215,9 @@ class Ledger:
         if reply.text("tokenizer") != tokenizer_hash:
             kind, theirs, ours = "tokenizer", reply.text("tokenizer"), tokenizer_hash
         return (
-            f"run {self.run} is played with another {kind} ({theirs[:12]}, not "
-            f"{ours[:12]}): use the run's tokenizer"
-            " (--tokenizer), a queue of its own for each model (queue, --queues), or another run"
+            f"run {self.run} is played with another {kind} ({theirs[:12]}, not {ours[:12]}): use "
+            "the run's tokenizer (--tokenizer), a queue of its own for each model (queue, "
+            "--queues), or another run"
         )
 
     def reap(self, limit: int = 100, empty_queues: Collection[str] = ()) -> list[JobMessage]:

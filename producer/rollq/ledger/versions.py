@@ -57,8 +57,8 @@ class Versions:
     def _of_another_step(self, step: int, weight_version: str, published_as: int) -> SettingsError:
         return SettingsError(
             f"run {self.run}: weight version {weight_version!r} is step {published_as}, not "
-            f"{step}: tokens tell their step by"
-            " the version's name, so give the weights of each step another name"
+            f"{step}: tokens tell their step by the version's name, so give the weights of each "
+            "step another name"
         )
 
     def published(self) -> Published | None:
@@ -96,10 +96,9 @@ class Versions:
             )
             raise SettingsError(
                 f"run {self.run} admits groups for batches of {batch} with max_staleness "
-                f"{staleness} and max_running"
-                f" {running or None}, not {groups_per_batch}, {max_staleness} and "
-                f"{max_running}: admission is pinned"
-                " for the run. Leave it as it is, or use another run."
+                f"{staleness} and max_running {running or None}, not {groups_per_batch}, "
+                f"{max_staleness} and {max_running}: admission is pinned for the run. Leave it as "
+                "it is, or use another run."
             )
 
     def steps(self, names: Collection[str]) -> dict[str, int]:

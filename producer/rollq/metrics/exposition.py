@@ -45,9 +45,8 @@ class Exposition(Collector):
             server, _ = start_http_server(port, addr=host, registry=registry)
         except OSError as e:
             raise SettingsError(
-                f"metrics cannot be served at {host}:{port}: {e.strerror or e}: choose "
-                "another port (each process needs"
-                " its own)"
+                f"metrics cannot be served at {host}:{port}: {e.strerror or e}: choose another "
+                "port (each process needs its own)"
             ) from e
         shown = f"[{host}]" if ":" in host else host
         return f"http://{shown}:{server.server_port}{PATH}"

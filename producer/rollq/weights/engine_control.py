@@ -67,8 +67,8 @@ class Answer:
         """The reason why it is not ok, in one line."""
         if self.status in (401, 403):
             return (
-                f"HTTP {self.status}: the engine wants another API key: see "
-                "api_key_file (--api-key-file)"
+                f"HTTP {self.status}: the engine wants another API key: see api_key_file "
+                "(--api-key-file)"
             )
         message = self.body
         if isinstance(message, dict):

@@ -132,8 +132,8 @@ def _difference(turn: Turn, request: TurnRequest) -> str:
     options = turn.pieces[-1].asked
     if options_key(options) != options_key(request.options):
         return (
-            f"the agent's request asked for {options!r:.200} and asks for "
-            f"{request.options!r:.200} now"
+            f"the agent's request asked for {options!r:.200} and asks for {request.options!r:.200} "
+            "now"
         )
     return "the agent's request has other tools than before"
 

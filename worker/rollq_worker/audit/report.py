@@ -188,9 +188,8 @@ class Report:
         noise = self.floor.numbers["mean_abs"]
         if noise is not None and noise > MAX_NOISE:
             reasons.append(
-                f"the engine contradicts itself: its prefill is off by {noise:.4f} on "
-                "average from what it decoded"
-                f" during this audit, above {MAX_NOISE:g}"
+                f"the engine contradicts itself: its prefill is off by {noise:.4f} on average from "
+                f"what it decoded during this audit, above {MAX_NOISE:g}"
             )
         if self.shift:
             direction = "later" if self.shift > 0 else "earlier"

@@ -180,8 +180,8 @@ class Scorer:
         if self.version is not None and meta.get("weight_version", self.version) != self.version:
             raise EngineFailure(
                 f"{self.url}: one reply is by weights {self.version!r}, another by "
-                f"{meta['weight_version']!r}: the"
-                " weights changed in the middle of the audit, or the servers behind a router differ"
+                f"{meta['weight_version']!r}: the weights changed in the middle of the audit, or "
+                "the servers behind a router differ"
             )
         return meta
 
@@ -189,9 +189,8 @@ class Scorer:
         if adapter is None or not ADAPTER_MISSING.match(error):
             return error
         return (
-            "the engine lacks the adapter that sampled them; `rollq engines sync "
-            f"--engine {self.url}"
-            f" --adapter {adapter.name} --path DIR --version {adapter.version}` loads it"
+            "the engine lacks the adapter that sampled them; `rollq engines sync --engine "
+            f"{self.url} --adapter {adapter.name} --path DIR --version {adapter.version}` loads it"
         )
 
     def _read(self, meta: dict[str, Any], ids: array[int], likeliest: bool) -> Scores:

@@ -126,8 +126,8 @@ def _load(name: str, source: _Source) -> Domain:
         ) from error
     if problem:
         raise JobFailure(
-            f"environment {name!r}: {source.where} returned {problem} "
-            "(docs/environments.md has an example)"
+            f"environment {name!r}: {source.where} returned {problem} (docs/environments.md has an "
+            "example)"
         )
     domain: Domain = loaded
     return domain

@@ -62,8 +62,8 @@ def check_judged(job: Job, task: Task) -> None:
     if task.assertions and not job.reward:
         raise JobFailure(
             f"{job.env}/{job.split}/{job.task}: a model must judge {len(task.assertions)} "
-            "assertions of this task, so "
-            f"the job needs the reward {ASSERTIONS!r}, with an endpoint and a model in reward_args"
+            f"assertions of this task, so the job needs the reward {ASSERTIONS!r}, with an "
+            "endpoint and a model in reward_args"
         )
 
 

@@ -48,9 +48,8 @@ class ImageTokens:
         config = self._config()
         if max(width, height) > MAX_RATIO * min(width, height):
             raise EnvironmentFailure(
-                f"an image that the environment shows is {width} x {height}; no side may "
-                f"be more than {MAX_RATIO} times"
-                " the other: crop it"
+                f"an image that the environment shows is {width} x {height}; no side may be more "
+                f"than {MAX_RATIO} times the other: crop it"
             )
         side = int(config.get("patch_size", 14)) * int(config.get("merge_size", 2))
         size = config.get("size") or {}
@@ -69,9 +68,9 @@ class ImageTokens:
         placeholder = self.placeholder
         if ids.count(placeholder) != len(shown):
             raise JobFailure(
-                f"the chat template of {self._tokenizer.name} writes "
-                f"{ids.count(placeholder)} placeholders for"
-                f" {len(shown)} images: use a template that shows images in the results of tools"
+                f"the chat template of {self._tokenizer.name} writes {ids.count(placeholder)} "
+                f"placeholders for {len(shown)} images: use a template that shows images in the "
+                "results of tools"
             )
         expanded, at = array("I"), 0
         for image in shown:
@@ -86,16 +85,14 @@ class ImageTokens:
         name, config = self._tokenizer.name, self._tokenizer.image_processor
         if not config or PLACEHOLDER not in self._tokenizer.added_tokens:
             raise JobFailure(
-                f"the environment shows an image, but {name} is a model of text: serve "
-                "Qwen2.5-VL or Qwen3-VL, and give"
-                f" its folder with {IMAGE_CONFIG} as the tokenizer"
+                f"the environment shows an image, but {name} is a model of text: serve Qwen2.5-VL "
+                f"or Qwen3-VL, and give its folder with {IMAGE_CONFIG} as the tokenizer"
             )
         kind = str(config.get("image_processor_type", ""))
         if not PROCESSORS.fullmatch(kind) or config.get("do_resize") is False:
             raise JobFailure(
-                f"{name}: rollq does not know how many tokens an image takes with the "
-                f"image processor {kind!r} of"
-                f" {IMAGE_CONFIG}; it knows that of Qwen2-VL, Qwen2.5-VL and "
+                f"{name}: rollq does not know how many tokens an image takes with the image "
+                f"processor {kind!r} of {IMAGE_CONFIG}; it knows that of Qwen2-VL, Qwen2.5-VL and "
                 "Qwen3-VL, with do_resize"
             )
         if self._tokenizer.fixed_arguments.get("add_vision_id"):

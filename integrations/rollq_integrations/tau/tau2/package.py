@@ -25,8 +25,8 @@ def imported(variant: str) -> tuple[Any, Path]:
     home = Path(next(iter(spec.submodule_search_locations or ()), "")) if spec else Path()
     if spec is None or not (home / "domains" / variant).is_dir():
         raise JobFailure(
-            "the environment tau2 needs the package of tau2-bench: "
-            f"{install_line('tau2')} (docs/tau.md)"
+            f"the environment tau2 needs the package of tau2-bench: {install_line('tau2')} "
+            "(docs/tau.md)"
         )
     with bare_package(home):
         try:
@@ -39,9 +39,8 @@ def imported(variant: str) -> tuple[Any, Path]:
             ) from e
     if not data.is_dir():
         raise JobFailure(
-            f"the environment tau2 has no data in {data}: set TAU2_DATA_DIR to the folder "
-            "data of a clone of "
-            "https://github.com/sierra-research/tau2-bench"
+            f"the environment tau2 has no data in {data}: set TAU2_DATA_DIR to the folder data of "
+            "a clone of https://github.com/sierra-research/tau2-bench"
         )
     return module, data
 
@@ -78,8 +77,7 @@ def version() -> str:
     if not installed.version.startswith("1."):  # PyPI has another package of that name, too
         raise JobFailure(
             f"the environment tau2 needs tau2-bench 1.*, not tau2 {installed.version}: "
-            f"{install_line('tau2')} "
-            "(docs/tau.md)"
+            f"{install_line('tau2')} (docs/tau.md)"
         )
     return version_of("tau2-bench", installed)
 

@@ -59,10 +59,9 @@ class SelfCheck:
         """
         if self.unread:
             raise JobFailure(
-                f"{self.tokenizer}: no call with the name {self.unread!r} could be read "
-                "as the chat template writes it"
-                f" (format {self.family.parser}): rename that tool or parameter, of "
-                "letters, digits, - and _"
+                f"{self.tokenizer}: no call with the name {self.unread!r} could be read as the "
+                f"chat template writes it (format {self.family.parser}): rename that tool or "
+                "parameter, of letters, digits, - and _"
             )
         for edge in edges:
             finding = self.edges.get(edge)
@@ -70,9 +69,8 @@ class SelfCheck:
                 continue
             if not (rerender and finding.renders):
                 raise JobFailure(
-                    f"{self.tokenizer}: the chat template does not support the "
-                    f"edge {edge.value!r}: "
-                    f"{finding.why}; use another template or model"
+                    f"{self.tokenizer}: the chat template does not support the edge "
+                    f"{edge.value!r}: {finding.why}; use another template or model"
                 )
 
     @property

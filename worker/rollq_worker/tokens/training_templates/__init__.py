@@ -26,9 +26,8 @@ def template_text(name: str) -> str:
     path = _FOLDER / f"{name}.jinja" if name in names else Path(name).expanduser()
     if not path.is_file():
         raise SettingsError(
-            f"ROLLQ_TEMPLATE, or --template: {name!r} is neither a file nor a training "
-            "template; there are"
-            f" {', '.join(names)}"
+            f"ROLLQ_TEMPLATE, or --template: {name!r} is neither a file nor a training template; "
+            f"there are {', '.join(names)}"
         )
     try:
         return path.read_text(encoding="utf-8")

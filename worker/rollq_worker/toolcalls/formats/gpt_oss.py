@@ -70,8 +70,8 @@ def _messages(text: str) -> Iterator[tuple[int, int, int, int]]:
 def _message(text: str, start: int, body: int, end: int, tools: Sequence[Json]) -> list[Piece]:
     if body < 0:
         error = (
-            "The turn holds text outside of any channel; write "
-            "<|channel|>final<|message|> in front of it."
+            "The turn holds text outside of any channel; write <|channel|>final<|message|> in "
+            "front of it."
         )
         return [Piece(Kind.BROKEN, start, end, errors=(error,))]
     header_end = body - len(_MESSAGE)

@@ -122,8 +122,8 @@ def _message_end(text: str, body: int) -> tuple[int, int]:
 
 def _without_kind(text: str, start: int, body: int) -> Piece:
     error = (
-        f"A message does not say what it is. Write {_TEXT}, {_THINKING} or "
-        f"name{_INVOKE} in front of it."
+        f"A message does not say what it is. Write {_TEXT}, {_THINKING} or name{_INVOKE} in front "
+        "of it."
     )
     _, after = _message_end(text, body)
     return Piece(Kind.BROKEN, start, max(after, start + 1), errors=(error,))

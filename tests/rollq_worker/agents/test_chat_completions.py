@@ -26,7 +26,6 @@ def refused(**given: Any) -> RequestRefused:
         ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"prediction": {}}, "prediction"),
         ({"functions": [{"name": "f"}]}, "functions"),

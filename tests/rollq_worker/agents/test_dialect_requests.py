@@ -47,7 +47,7 @@ READ: list[tuple[Callable[[Any], Any], dict[str, Any]]] = [
         (1, {"input": [{"role": "assistant", "content": "so"}]}, "no prefill"),
         (1, {"tools": [{"type": "web_search"}]}, "web_search: only function tools"),
         (0, {"output_config": {"format": {"type": "xml"}}}, "output_config.format must be"),
-        (1, {"text": {"verbosity": "low"}}, "text.verbosity is 'low'"),
+        (1, {"text": {"other": "low"}}, "text.other is 'low'"),
         (1, {"text": {"format": {"type": "xml"}}}, "text.format must be"),
         (1, {"truncation": "auto"}, "truncation is 'auto': it can be 'disabled' only"),
         (1, {"background": True}, "background is 'True'"),

@@ -90,6 +90,7 @@ class TestOpenAI:
             with client(episode) as mine, client(episode, key="other") as other:
                 assert [model.id for model in mine.models.list()] == [episode.model]
                 assert mine.models.retrieve(episode.model).owned_by == "rollq"
+                assert mine.models.retrieve("gpt-5").id == "gpt-5"
                 with pytest.raises(
                     openai.BadRequestError, match="n is '2': it can be 1 only"
                 ) as caught:

@@ -35,6 +35,7 @@ HOST = "ROLLQ_AGENT_HOST"
 """Environment variable: the address of this machine at which endpoints listen, for agents in
 containers. Without it, loopback.
 """
+MODELS = "/v1/models/"
 THREADS = 16
 """Number of an agent's requests that are carried out at once; more wait."""
 LARGEST_BODY = 8 << 20
@@ -128,7 +129,7 @@ class _Served:
             ("POST", "/v1/messages"): partial(self._complete, messages),
             ("POST", "/v1/messages/count_tokens"): self._count,
             ("GET", "/v1/models"): self._models,
-            ("GET", f"/v1/models/{model()['id']}"): self._model,
+            ("GET", MODELS): self._model,
             ("GET", "/episode"): self._opening,
             ("POST", "/episode/step"): self._step,
         }
@@ -161,7 +162,8 @@ class _Served:
         try:
             self._authorise(request)
             self._web.has_shown_the_key(request.protocol)
-            route = self._routes.get((request.method, request.path))
+            path = MODELS if request.path.startswith(MODELS) else request.path
+            route = self._routes.get((request.method, path))
             if route is None:
                 paths = ", ".join(f"{method} {path}" for method, path in self._routes)
                 raise RequestRefused(
@@ -289,7 +291,8 @@ class _Served:
         return web.json_response(models())
 
     async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
-        return web.json_response(model())
+        """Any name means the policy."""
+        return web.json_response(model(http.path.removeprefix(MODELS)))
 
     async def _opening(self, http: web.BaseRequest) -> web.StreamResponse:
         """The task of the episode: `{"messages": [...], "tools": [...]}`."""

@@ -35,7 +35,7 @@ PARAMETERS = Parameters(
     sampling={**{name: name for name in SAMPLING}, "seed": "sampling_seed"},
     length=("max_tokens", "max_completion_tokens"),
     without_effect=frozenset(
-        {"model", "user", "metadata", "safety_identifier", "prompt_cache_key"}
+        "model user metadata safety_identifier prompt_cache_key reasoning_effort verbosity".split()
     ),
     neutral={
         "n": (1,),
@@ -196,8 +196,8 @@ def error(refused: RequestRefused) -> dict[str, Any]:
     }
 
 
-def model() -> dict[str, Any]:
-    return {"id": MODEL, "object": "model", "created": 0, "owned_by": "rollq"}
+def model(name: str = MODEL) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "rollq"}
 
 
 def models() -> dict[str, Any]:

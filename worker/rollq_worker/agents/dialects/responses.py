@@ -134,7 +134,7 @@ class Responses:
 
 def _grammar(text: dict[str, Any]) -> dict[str, Json]:
     for name, value in text.items():
-        if name != "format" and (name, value) != ("verbosity", "medium"):
+        if name not in ("format", "verbosity"):
             raise refused_value(f"text.{name}", value)
     form = object_of(text.get("format", {"type": "text"}), "text.format")
     return grammar(form.get("type"), form.get("schema"), "text.format")

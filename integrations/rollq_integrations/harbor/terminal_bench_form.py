@@ -1,5 +1,6 @@
 """Reads a task's folder in the form of terminal-bench, with the service of its compose file."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,8 @@ def _service(path: Path) -> Mapping[str, Any]:
     requests["a build with arguments"] = (
         has_arguments or build.get("dockerfile", DOCKERFILE) != DOCKERFILE
     )
+    requests["an image without a build"] = "image" in service and "build" not in service
+    requests["a command that does more than wait"] = not _waits(service.get("command"))
     requests["volumes"] = any("T_BENCH" not in str(volume) for volume in volumes)
     refuse(path, requests)
     environment = variables(path, _environment(service))
@@ -90,6 +93,17 @@ _PLAYED_KEYS = frozenset(
     "build image container_name command volumes environment working_dir expose".split()
 )
 """Keys of a service that are carried out, or change nothing here."""
+_SHELL = r"(?:/(?:usr/)?bin/)?(?:ba)?sh"
+_WAITING = re.compile(rf"(?:{_SHELL} -c )?(['\"]?)(?:sleep \w+|tail -f /dev/null|{_SHELL})\1")
+"""Commands that only keep a container up."""
+
+
+def _waits(command: Any) -> bool:
+    """True if containers here, which stay up by themselves, do the same without the command."""
+    if command is None:
+        return True
+    words = command if isinstance(command, list) else [command]
+    return bool(_WAITING.fullmatch(" ".join(map(str, words))))
 
 
 def _environment(service: Mapping[str, Any]) -> dict[str, Json]:

@@ -161,6 +161,29 @@ def test_a_task_of_terminal_bench(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "command",
+    ["bash -c 'sleep infinity'", "[/bin/bash, -c, sleep 3600]", "tail -f /dev/null", "[bash]", ""],
+)
+def test_a_command_that_only_waits_changes_nothing(tmp_path: Path, command: str) -> None:
+    read(terminal_bench(tmp_path, compose=f"services: {{client: {{command: {command}}}}}"))
+
+
+@pytest.mark.parametrize(
+    ("service", "says"),
+    [
+        ("{command: [sh, -c, nginx; sleep infinity]}", "asks for a command that does more"),
+        ("{command: nginx}", "asks for a command that does more than wait"),
+        ("{image: postgres}", "asks for an image without a build"),
+    ],
+)
+def test_a_container_that_would_be_another_one_is_refused(
+    tmp_path: Path, service: str, says: str
+) -> None:
+    with pytest.raises(JobFailure, match=says):
+        read(terminal_bench(tmp_path, compose=f"services: {{client: {service}}}"))
+
+
+@pytest.mark.parametrize(
     ("variables", "given"),
     [
         ("", {}),

@@ -163,8 +163,8 @@ class Dataset:
             roles = [role for role, _ in messages]
             if roles not in (["user"], ["system", "user"], ["developer", "user"]):
                 raise JobFailure(
-                    "the row's prompt must be one message of the user's, after a "
-                    "system message or none"
+                    "the row's prompt must be one message of the user's, after a system message "
+                    "or none"
                 )
             if len(messages) > 1:
                 system = messages[0][1]

@@ -237,7 +237,8 @@ def test_a_file_of_several_servers(
     monkeypatch.setenv("KIND_OF_SERVER", "results")
     odd_server = {
         "command": sys.executable,
-        "args": [str(SERVER.with_name("odd_mcp_server.py")), "${KIND_OF_SERVER}"],
+        "args": [str(SERVER.with_name("odd_mcp_server.py")), "${KIND_OF_SERVER:-same name}"],
+        "env": {"OTHER": "${NO_SUCH_VARIABLE:-}"},
     }
     path = tmp_path / "mcp.json"
     path.write_text(json.dumps({"mcpServers": {"odd": odd_server, "sums": {"url": url}}}))

@@ -4,7 +4,8 @@ read.
     {"mcpServers": {"sums": {"command": "python", "args": ["server.py"], "env": {"KEY": "${KEY}"}},
                     "docs": {"url": "https://host/mcp", "headers": {"Authorization": "..."}}}}
 
-`${NAME}` in a value is a variable of the worker's. It does not know how a server is reached.
+`${NAME}` in a value is a variable of the worker's, `${NAME:-default}` one that may be missing. It
+does not know how a server is reached.
 """
 
 import json
@@ -21,7 +22,7 @@ from rollq_integrations.mcp.session import mcp_server
 
 FIELDS = {"type", "command", "args", "env", "url", "headers"}
 TYPES = ("stdio", "http", "streamable-http")
-_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
 def mcp_servers(file: str | Path) -> Callable[[], Tools]:
@@ -42,7 +43,7 @@ def mcp_servers(file: str | Path) -> Callable[[], Tools]:
 
 def _expanded(value: Any) -> Any:
     """A copy with the worker's variables in place of their names. Raises ValueError for one that is
-    not set.
+    not set and has no default.
     """
     if isinstance(value, dict):
         return {name: _expanded(part) for name, part in value.items()}
@@ -53,11 +54,12 @@ def _expanded(value: Any) -> Any:
     return value
 
 
-def _variable(name: "re.Match[str]") -> str:
-    value = os.environ.get(name[1])
+def _variable(reference: "re.Match[str]") -> str:
+    name, default = reference.groups()
+    value = os.environ.get(name, default)
     if value is None:
-        raise ValueError(f"set {name[1]} in the worker's environment")
-    return value
+        raise ValueError(f"set {name} in the worker's environment")
+    return str(value)
 
 
 def _opener(server: Mapping[str, Any]) -> Callable[[], Tools]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rollq_worker.agents.dialects.chat_completions import read
-from rollq_worker.agents.turn_request import RequestRefused, chains
+from rollq_worker.agents.turn_request import FORCED_CALL, RequestRefused, chains
 
 ASK = {"messages": [{"role": "user", "content": "?"}]}
 
@@ -24,8 +24,8 @@ def refused(**given: Any) -> RequestRefused:
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"ignore_eos": True}, "ignore_eos"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tool_choice": "some"}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"prediction": {}}, "prediction"),
         ({"functions": [{"name": "f"}]}, "functions"),
@@ -214,6 +214,8 @@ def test_no_tools_when_none_may_be_called() -> None:
     }
     tool = {"type": "function", "function": function}
     assert read({**ASK, "tools": [tool], "tool_choice": "none"}).tools == []
+    forced = read({**ASK, "tools": [tool], "tool_choice": "required"})
+    assert forced.tools and forced.options == {FORCED_CALL: "required"}
     assert read({**ASK, "tools": [tool]}).tools == [
         {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     ]

@@ -13,8 +13,10 @@ import orjson
 from rollq.events import Message
 from rollq.job import Job, Json
 
-MAX_NEW_TOKENS, ONE_CALL = "max_new_tokens", "one_call"
-"""Entries of `TurnRequest.options` that are no sampling parameters."""
+MAX_NEW_TOKENS, ONE_CALL, FORCED_CALL = "max_new_tokens", "one_call", "tool_choice"
+"""Entries of `TurnRequest.options` that are no sampling parameters. A forced call is recorded and
+has no effect.
+"""
 _WRITTEN = json.JSONEncoder(sort_keys=True).encode
 
 
@@ -45,7 +47,7 @@ class TurnRequest:
     """Schemas in OpenAI's form, as the chat template shows them."""
     options: Mapping[str, Json]
     """Options beside messages and tools: sampling parameters by the engine's names, MAX_NEW_TOKENS,
-    ONE_CALL.
+    ONE_CALL, FORCED_CALL.
     """
     stream: bool = False
     usage: bool = False
@@ -76,7 +78,7 @@ def with_options(job: Job, options: Mapping[str, Json]) -> Job:
 
 def sampling_of(options: Mapping[str, Json]) -> dict[str, Json]:
     """The sampling parameters among the options of a request."""
-    own = (MAX_NEW_TOKENS, ONE_CALL)
+    own = (MAX_NEW_TOKENS, ONE_CALL, FORCED_CALL)
     return {name: value for name, value in options.items() if name not in own}
 
 

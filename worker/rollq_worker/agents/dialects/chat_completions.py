@@ -12,13 +12,13 @@ from rollq.events import Message
 from rollq.job import Json
 from rollq_worker.agents.dialects.reading import (
     Parameters,
-    check_choice,
     checked_messages,
     checked_tools,
     flag_of,
     grammar,
     list_of,
     object_of,
+    read_choice,
     text_at,
     text_of,
 )
@@ -65,11 +65,10 @@ def read(body: Any) -> TurnRequest:
     stream_options = fields.pop("stream_options", {})
     if not isinstance(messages, list) or not messages:
         raise RequestRefused("messages must be a list with at least one message", param="messages")
-    check_choice(choice)
+    shows_tools, options = read_choice(choice)
     is_known = {"include_usage", "include_obfuscation"}.issuperset
     if not isinstance(stream_options, dict) or not is_known(stream_options):
         raise RequestRefused("stream_options has include_usage only", param="stream_options")
-    options: dict[str, Json] = {}
     if not flag_of(fields.pop("parallel_tool_calls", True), "parallel_tool_calls"):
         options[ONE_CALL] = True
     options |= _grammar(fields.pop("response_format", {"type": "text"}))
@@ -77,7 +76,7 @@ def read(body: Any) -> TurnRequest:
         messages=checked_messages(
             [_message(one, f"messages[{n}]") for n, one in enumerate(messages)], "messages"
         ),
-        tools=checked_tools(tools, "function", _function) if choice == "auto" else [],
+        tools=checked_tools(tools, "function", _function) if shows_tools else [],
         options=PARAMETERS.read(fields, options),
         stream=stream,
         usage=bool(stream_options.get("include_usage")),

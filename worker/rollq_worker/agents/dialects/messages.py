@@ -13,13 +13,13 @@ from rollq.job import Json
 from rollq_worker.agents.dialects.chat_completions import MODEL
 from rollq_worker.agents.dialects.reading import (
     Parameters,
-    check_choice,
     checked_messages,
     checked_tools,
     flag_of,
     grammar,
     list_of,
     object_of,
+    read_choice,
     refused_value,
     text_at,
     text_of,
@@ -57,7 +57,7 @@ def read(body: Any) -> TurnRequest:
     choice = object_of(fields.pop("tool_choice", {"type": "auto"}), "tool_choice")
     if not isinstance(messages, list) or not messages:
         raise RequestRefused("messages must be a list with at least one message", param="messages")
-    check_choice(choice.get("type"))
+    shows_tools, forced = read_choice(choice)
     if "thread" in fields:
         # by this code the anthropic package's tool runner knows that it can go on without
         raise RequestRefused(
@@ -66,6 +66,7 @@ def read(body: Any) -> TurnRequest:
     if fields.pop("context_management", None) not in (None, *KEPT_THOUGHTS):
         raise refused_value("context_management", body["context_management"])
     options = _output_options(object_of(fields.pop("output_config", {}), "output_config"))
+    options |= forced
     several = "tool_choice.disable_parallel_tool_use"
     if flag_of(choice.get("disable_parallel_tool_use", False), several):
         options[ONE_CALL] = True
@@ -76,7 +77,7 @@ def read(body: Any) -> TurnRequest:
         shown += _messages(object_of(message, f"messages[{n}]"), f"messages[{n}]")
     return TurnRequest(
         messages=checked_messages(shown, "messages"),
-        tools=checked_tools(tools, "custom", _function) if choice["type"] == "auto" else [],
+        tools=checked_tools(tools, "custom", _function) if shows_tools else [],
         options=PARAMETERS.read(fields, options),
         stream=stream,
     )

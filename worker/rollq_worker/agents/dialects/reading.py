@@ -15,7 +15,12 @@ from rollq.events import Message
 from rollq.job import Json
 from rollq.sampling import objection
 from rollq.wire.blob import plain
-from rollq_worker.agents.turn_request import MAX_NEW_TOKENS, RequestRefused, sampling_of
+from rollq_worker.agents.turn_request import (
+    FORCED_CALL,
+    MAX_NEW_TOKENS,
+    RequestRefused,
+    sampling_of,
+)
 from rollq_worker.episode.messages import checked_schemas
 
 
@@ -72,13 +77,20 @@ def _check_options(options: Mapping[str, Json]) -> None:
         raise RequestRefused(str(e)) from e
 
 
-def check_choice(choice: Any) -> None:
-    """Raises RequestRefused for a call that is to be made: a grammar would change the logprobs."""
-    if choice not in ("auto", "none"):
-        raise RequestRefused(
-            "tool_choice must be auto or none: the model's calls are sampled freely",
-            param="tool_choice",
-        )
+def read_choice(choice: Any) -> tuple[bool, dict[str, Json]]:
+    """True if the model is shown the tools, and the options that follow from a `tool_choice`.
+
+    A call that is to be made is sampled as any other, because a grammar would change the logprobs,
+    and the wish is recorded. Raises RequestRefused for another choice.
+    """
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind in ("auto", "none"):
+        return kind == "auto", {}
+    if kind in ("required", "function", "any", "tool"):
+        return True, {FORCED_CALL: choice}
+    raise RequestRefused(
+        "tool_choice must be auto, none, or a function to call", param="tool_choice"
+    )
 
 
 def checked_tools(

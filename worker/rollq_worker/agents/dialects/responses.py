@@ -15,13 +15,13 @@ from rollq_worker.agents.dialects import chat_completions
 from rollq_worker.agents.dialects.chat_completions import MODEL
 from rollq_worker.agents.dialects.reading import (
     Parameters,
-    check_choice,
     checked_messages,
     checked_tools,
     flag_of,
     grammar,
     list_of,
     object_of,
+    read_choice,
     refused_value,
     text_at,
     text_of,
@@ -72,9 +72,10 @@ class Responses:
         choice = fields.pop("tool_choice", "auto")
         stream = flag_of(fields.pop("stream", False), "stream")
         before = fields.pop("previous_response_id", None)
-        check_choice(choice)
+        shows_tools, options = read_choice(choice)
         several = flag_of(fields.pop("parallel_tool_calls", True), "parallel_tool_calls")
-        options: dict[str, Json] = {} if several else {ONE_CALL: True}
+        if not several:
+            options[ONE_CALL] = True
         options |= _grammar(object_of(fields.pop("text", {}), "text"))
         messages = [*self._before(before), *_messages(items)]
         if not messages:
@@ -85,7 +86,7 @@ class Responses:
             )
         return TurnRequest(
             messages=checked_messages(messages, "input"),
-            tools=checked_tools(tools, "function", _function) if choice == "auto" else [],
+            tools=checked_tools(tools, "function", _function) if shows_tools else [],
             options=PARAMETERS.read(fields, options),
             stream=stream,
             repeated={

@@ -116,6 +116,6 @@ class SeveralTools:
 
     def close(self) -> None:
         """All at once, because each may take as long as an environment has to close."""
-        with ThreadPoolExecutor() as threads:
+        with ThreadPoolExecutor(max(1, len(self._opened))) as threads:
             for tools in self._opened:
                 threads.submit(tools.close)

@@ -62,7 +62,7 @@ def test_queue_tokenizer_and_labels(parts: Stack, tmp_path: Path) -> None:
         "labels.set=a",
         "--seal",
     )
-    waits = "in queue other, and the live workers serve rollq: start `rollq worker --queues other`"
+    waits = "the live workers serve rollq only: start `rollq worker --queues other`"
     parts.wait(lambda: waits in rollq(parts, "stats", "--run", "other"), 60, "the explanation")
     parts.start("worker", "--queues", "other,more")
     out = tmp_path / "other.jsonl"

@@ -45,7 +45,7 @@ def test_only_a_worker_that_has_the_file_plays_it(stack: Stack, tmp_path: Path) 
     assert (stats["queued"], stats["dead"], stats["failures"]) == (8, 0, {})
 
     stack.worker(2, "--env", str(game))
-    until(lambda: stack.stats("r")["done"] == 8)
+    until(lambda: stack.stats("r")["done"] == 8, 240)  # 10 s each time another one gets a job
     stats = stack.stats("r")
     assert (stats["dead"], stats["failures"], stats["fenced"]) == (0, {}, 0)
     for worker in (without, other_version):

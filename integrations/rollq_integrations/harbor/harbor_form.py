@@ -57,8 +57,9 @@ def read(path: Path) -> TaskFolder:
     environment, verifier, agent, solution = (
         table(settings, name) for name in ("environment", "verifier", "agent", "solution")
     )
-    mode = verifier.get("environment_mode", "shared")
-    is_separate = mode == "separate" or "environment" in verifier
+    has_own_environment = "environment" in verifier
+    mode = verifier.get("environment_mode", "separate" if has_own_environment else "shared")
+    is_separate = mode == "separate"
     _refuse_unknown(path, settings, TASK_KEYS)
     _refuse_unknown(path, agent, AGENT_KEYS)
     _refuse_unknown(path, verifier, VERIFIER_KEYS)
@@ -71,6 +72,7 @@ def read(path: Path) -> TaskFolder:
         {
             "several steps": bool(settings.get("steps")),
             f"the environment_mode {mode!r}": mode not in ("shared", "separate"),
+            "an environment of shared tests": mode == "shared" and has_own_environment,
             "commands that collect artifacts": bool(verifier.get("collect")),
             "an allowlist of hosts": bool(
                 agent.get("allowed_hosts") or verifier.get("allowed_hosts")

@@ -233,6 +233,10 @@ def test_root_is_a_user(tmp_path: Path) -> None:
         ("[environment]\nmemory_mb = inf", "memory_mb is inf, not"),
         ("[environment]\nmemory = '0G'", "memory is 0, not"),
         (f"[environment]\ncpus = 1{'0' * 400}", "the task one: OverflowError"),
+        (
+            "[verifier]\nenvironment_mode = 'shared'\n[verifier.environment]\ncpus = 2",
+            "asks for an environment of shared tests",
+        ),
         ("[environment]\ncpus = 1e300", "cpus is 1e.300, not at most"),
         ("[agent]\ntimeout_sec = 0", "timeout_sec is 0, not"),
         ("[agent]\nnetwork_mode = 'no-network'", "asks for a network for its agent alone or its"),

@@ -37,14 +37,10 @@ def rows(run: LiveRun) -> dict[str, Row]:
 
 
 def kill(ledger: Ledger, job_id: str) -> None:
-    lease = claim(ledger, job_id, f"kill-{job_id}").lease
-    ledger.fail(
-        job_id,
-        lease,
-        FailureClass.JOB,
-        "Traceback (most recent call last):\nValueError: no",
-        final=True,
-    )
+    reason = "Traceback (most recent call last):\nValueError: no"
+    for number in range(2):
+        lease = claim(ledger, job_id, f"kill-{job_id}-{number}").lease
+        ledger.fail(job_id, lease, FailureClass.JOB, reason)
 
 
 def test_an_earlier_failure_is_no_reason_for_a_grade(ledger: Ledger) -> None:
@@ -196,10 +192,11 @@ def test_a_dead_job_has_its_class_and_its_exception_and_may_be_played_again(
 
 
 def test_the_turn_in_which_an_attempt_died_is_named(ledger: Ledger) -> None:
+    ledger.pin_budgets({FailureClass.JOB: 1})
     ledger.submit(group())
     lease = claim(ledger, "r/g/0").lease
     journal(ledger, "r/g/0", lease, events()[:4])
-    ledger.fail("r/g/0", lease, FailureClass.JOB, "no", final=True)
+    ledger.fail("r/g/0", lease, FailureClass.JOB, "no")
     page = RedisPlace(ledger.redis, "redis://here").rollout("r", "r/g/0", None)
     assert page["failed_calls"] == [
         {"turn": 1, "what": "the attempt failed in this turn", "text": "hm"}

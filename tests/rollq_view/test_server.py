@@ -29,8 +29,9 @@ def of_file(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def of_dead_job(redis_url: str, ledger: Ledger) -> Iterator[Served]:
+    ledger.pin_budgets({FailureClass.JOB: 1})
     ledger.submit(group())
-    ledger.fail("r/g/0", claim(ledger, "r/g/0").lease, FailureClass.JOB, "no", final=True)
+    ledger.fail("r/g/0", claim(ledger, "r/g/0").lease, FailureClass.JOB, "no")
     place = RedisPlace(ledger.redis, "redis://here", lambda run: Client(redis_url, run=run))
     with served(place, run="r", token=SECRET) as server:
         yield server
@@ -175,8 +176,9 @@ def test_nan_becomes_a_text(tmp_path: Path) -> None:
 
 
 def test_without_a_token_nothing_can_be_changed(ledger: Ledger) -> None:
+    ledger.pin_budgets({FailureClass.JOB: 1})
     ledger.submit(group())
-    ledger.fail("r/g/0", claim(ledger, "r/g/0").lease, FailureClass.JOB, "no", final=True)
+    ledger.fail("r/g/0", claim(ledger, "r/g/0").lease, FailureClass.JOB, "no")
     with served(RedisPlace(ledger.redis, "redis://here")) as server:
         for token in ("", SECRET):
             headers = {TOKEN: token, "Origin": server.url[:-1]}

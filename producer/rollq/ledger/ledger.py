@@ -359,16 +359,11 @@ class Ledger:
         reply = self.scripts.call("complete", job_id, lease, index, totals, *entries(index, blobs))
         self._check_written(reply, job_id, lease, index)
 
-    def fail(
-        self, job_id: str, lease: str, failure: FailureClass, reason: str, *, final: bool = False
-    ) -> Outcome:
+    def fail(self, job_id: str, lease: str, failure: FailureClass, reason: str) -> Outcome:
         """End the attempt. The job is queued again, or dead when the class's budget is spent.
         Raises Fenced.
-
-        `final`: the job is dead whatever its budget, because playing it again would harm other
-        jobs.
         """
-        args = [job_id, lease, failure.value, short_reason(reason), random.random(), int(final)]
+        args = [job_id, lease, failure.value, short_reason(reason), random.random()]
         reply = self.scripts.call("fail", *args)
         if reply.status == "fenced":
             self._fenced(job_id, lease)

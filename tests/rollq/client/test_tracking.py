@@ -35,9 +35,10 @@ class Notes:
 
 
 def test_a_step_is_the_numbers_of_its_batch_and_of_the_run(ledger: Ledger, redis_url: str) -> None:
+    ledger.pin_budgets({FailureClass.ENV: 1, FailureClass.JOB: 1})
     ledger.submit(group("a", min_viable=1))
     play(ledger, "r/a/0", reward=1.0, version="3")
-    ledger.fail("r/a/1", claim(ledger, "r/a/1").lease, FailureClass.ENV, "it broke", final=True)
+    ledger.fail("r/a/1", claim(ledger, "r/a/1").lease, FailureClass.ENV, "it broke")
     notes = Notes()
     with Client(redis_url, run="r") as client:
         client.publish(4)

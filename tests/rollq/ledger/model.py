@@ -104,12 +104,11 @@ class Model:
             for member in members:
                 member.journal = []
 
-    def fails(self, job_id: str, failure: str, how: str, final: bool = False) -> str:
+    def fails(self, job_id: str, failure: str, how: str) -> str:
         found = self.jobs[job_id]
         found.failures[failure] = found.failures.get(failure, 0) + 1
-        found.state = (
-            "dead" if final or found.failures[failure] >= self.budget[failure] else "queued"
-        )
+        is_spent = found.failures[failure] >= self.budget[failure]
+        found.state = "dead" if is_spent else "queued"
         found.backoff = found.state == "queued" and how == "fail" and failure in INFRASTRUCTURE
         found.restart = found.restart or failure not in INFRASTRUCTURE
         found.ended = (found.lease, how)

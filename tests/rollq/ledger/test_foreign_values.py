@@ -30,6 +30,7 @@ def used_run(client: "redis.Redis", run: str) -> Ledger:
     """
     ledger, policy = Ledger(client, run), Versions(client, run)
     ledger.pin_tokenizer("", "")
+    ledger.pin_budgets({FailureClass.ENV: 1, FailureClass.JOB: 1})
     for name, size in (("held", 1), ("ready", 1), ("g", 4)):
         ledger.submit(group(name, run=run, size=size), send_in_s=0)
         play(ledger, f"{run}/{name}/0")
@@ -38,9 +39,7 @@ def used_run(client: "redis.Redis", run: str) -> Ledger:
     deliveries(ledger).open("c", Purpose.TRAIN, "x")
     take(ledger, 1, "t/0")
     claim(ledger, f"{run}/g/1", "t")
-    ledger.fail(
-        f"{run}/g/2", claim(ledger, f"{run}/g/2", "t2").lease, FailureClass.JOB, "x", final=True
-    )
+    ledger.fail(f"{run}/g/2", claim(ledger, f"{run}/g/2", "t2").lease, FailureClass.JOB, "x")
     return ledger
 
 

@@ -156,15 +156,11 @@ class LedgerMachine(DeliveryRules, ClockRules):
     @rule(
         data=st.data(),
         failure=st.sampled_from(FailureClass),
-        final=st.sampled_from([False, False, True]),
     )
-    def fail(self, data: st.DataObject, failure: FailureClass, final: bool) -> None:
+    def fail(self, data: st.DataObject, failure: FailureClass) -> None:
         job_id = data.draw(st.sampled_from(self.of_jobs("leased")))
-        expected = self.fails(job_id, failure, "fail", final)
-        assert (
-            self.ledger.fail(job_id, self.jobs[job_id].lease, failure, "why", final=final).status
-            == expected
-        )
+        expected = self.fails(job_id, failure, "fail")
+        assert self.ledger.fail(job_id, self.jobs[job_id].lease, failure, "why").status == expected
         if self.jobs[job_id].backoff:  # longer than this takes on any machine: only a rule ends it
             later = self.ledger.scripts.now() + 29
             self.ledger.redis.hset(self.ledger.keys.job(job_id), "not_before", later)

@@ -73,12 +73,13 @@ def test_only_the_runs_that_matter_most_are_shown(ledger: Ledger) -> None:
 def test_dead_jobs_by_class_are_looked_up_once(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ledger.pin_budgets({FailureClass.ENV: 1, FailureClass.JOB: 1})
     ids = submit(ledger, "g", 3)
     metrics = RunMetrics(ledger.redis)
     for job_id, failure in zip(
         ids, (FailureClass.JOB, FailureClass.ENV, FailureClass.ENV), strict=True
     ):
-        ledger.fail(job_id, claim(ledger, job_id).lease, failure, "why", final=True)
+        ledger.fail(job_id, claim(ledger, job_id).lease, failure, "why")
     found = values(metrics)
     assert (found["rollq_jobs_dead", "r", "env"], found["rollq_jobs_dead", "r", "job"]) == (2, 1)
     assert found["rollq_failures_total", "r", "env"] == 2
@@ -89,13 +90,14 @@ def test_dead_jobs_by_class_are_looked_up_once(
 
 
 def test_a_requeued_job_that_dies_again_is_looked_up_again(ledger: Ledger) -> None:
+    ledger.pin_budgets({FailureClass.ENV: 1, FailureClass.JOB: 1})
     (job_id,) = submit(ledger, "g")
     metrics = RunMetrics(ledger.redis)
-    ledger.fail(job_id, claim(ledger, job_id).lease, FailureClass.ENV, "why", final=True)
+    ledger.fail(job_id, claim(ledger, job_id).lease, FailureClass.ENV, "why")
     assert values(metrics)["rollq_jobs_dead", "r", "env"] == 1
     DeadLetters(ledger.redis, "r").requeue(job_id)
     assert values(metrics)["rollq_jobs_dead", "r", "env"] == 0
-    ledger.fail(job_id, claim(ledger, job_id).lease, FailureClass.JOB, "why", final=True)
+    ledger.fail(job_id, claim(ledger, job_id).lease, FailureClass.JOB, "why")
     assert (
         values(metrics)["rollq_jobs_dead", "r", "env"],
         values(metrics)["rollq_jobs_dead", "r", "job"],

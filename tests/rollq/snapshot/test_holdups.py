@@ -100,9 +100,10 @@ def test_the_groups_are_for_another_purpose(ledger: Ledger) -> None:
 
 
 def test_only_dead_jobs_are_left(ledger: Ledger) -> None:
+    ledger.pin_budgets({FailureClass.ENV: 1, FailureClass.JOB: 1})
     ledger.submit(group("a", size=1))
     held = claim(ledger, "r/a/0")
-    ledger.fail(held.job.id, held.lease, FailureClass.JOB, "no such task", final=True)
+    ledger.fail(held.job.id, held.lease, FailureClass.JOB, "no such task")
     assert condition(ledger) == "dead jobs"
     ledger.submit(group("e", purpose=Purpose.EVAL))
     assert condition(ledger) == ""

@@ -68,9 +68,10 @@ def test_in_one_file(hostile_file: Path, tmp_path: Path, opens: Opens) -> None:
 
 
 def test_in_a_failure_of_a_live_run(ledger: Ledger, opens: Opens) -> None:
+    ledger.pin_budgets({FailureClass.ENV: 1, FailureClass.JOB: 1})
     ledger.submit(group())
     reason = ALL.encode("utf-8", "replace").decode()
-    ledger.fail("r/g/0", claim(ledger, "r/g/0").lease, FailureClass.ENV, reason, final=True)
+    ledger.fail("r/g/0", claim(ledger, "r/g/0").lease, FailureClass.ENV, reason)
     with served(RedisPlace(ledger.redis, "<b>redis</b>"), run="r") as server:
         page = opens(f"{server.url}#/run/r?tab=dead")
         page.wait_for_selector(".dead .said")

@@ -155,8 +155,9 @@ def test_a_row_of_cells_opens_to_the_texts_of_tokens(tmp_path: Path, opens: Open
 
 
 def dead_job(ledger: Ledger, url: str) -> RedisPlace:
+    ledger.pin_budgets({FailureClass.JOB: 1})
     ledger.submit(group())
-    ledger.fail("r/g/0", claim(ledger, "r/g/0").lease, FailureClass.JOB, "no", final=True)
+    ledger.fail("r/g/0", claim(ledger, "r/g/0").lease, FailureClass.JOB, "no")
     return RedisPlace(ledger.redis, "redis://here", lambda run: Client(url, run=run))
 
 

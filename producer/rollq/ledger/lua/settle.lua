@@ -135,12 +135,12 @@ local function settle(group, outcome, ...)
 end
 
 -- The lease's attempt has failed: queued again, not before its backoff, or dead. `roll` in [0, 1) is the jitter; nil:
--- no backoff. `final`: dead, whatever its budget. Returns 'queued' or 'dead', and not_before.
-local function fail_attempt(id, lease, group, class, reason, by, roll, time, final)
+-- no backoff. Returns 'queued' or 'dead', and not_before.
+local function fail_attempt(id, lease, group, class, reason, by, roll, time)
   local job, most = prefix .. 'job:' .. id, budget(class)
   local failures = number(redis_call('HGET', job, 'fail:' .. class), job) + 1
   local outcome, not_before = 'queued', 0
-  if final or failures >= most then
+  if failures >= most then
     outcome = 'dead'
   elseif roll and constants.infrastructure[class] then
     not_before = time + 1 + roll * (math.min(constants.longest_backoff_s, 2 ^ failures) - 1)

@@ -1,9 +1,8 @@
-"""Those who share a run: each does one thing at a time and lives on when Redis comes back with
-less.
+"""Producers, workers and trainers of one run: each does one thing at a time, and lives on when
+Redis comes back with less.
 
-A player writes who it is, and a sum of all tokens before, into every turn that it writes. So a
-trajectory that was put together from two attempts that did not know of each other is seen by
-whoever reads it.
+A player writes its name and a sum of all tokens before into every turn. So a reader sees when a
+trajectory was put together from two attempts.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on

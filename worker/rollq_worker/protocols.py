@@ -72,8 +72,8 @@ class SampleRequest:
     pinned: str = ""
     """The only version that may sample, where the job names one. The call does not wait for it."""
     adapter: Callable[[], Adapter] | None = None
-    """Names the adapter to sample with, anew for each try; None: none. The reply has the adapter's
-    version. It may raise an error that stops the attempt.
+    """Names the adapter to sample with; called for each try. None: no adapter. The reply has the
+    adapter's version. It may raise an error that stops the attempt.
     """
 
 

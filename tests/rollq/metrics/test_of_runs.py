@@ -132,7 +132,7 @@ def test_evaluations_wait_for_no_trainer(ledger: Ledger) -> None:
 
 
 def test_no_counter_falls_when_a_consumer_cannot_read_a_done_job(ledger: Ledger) -> None:
-    """A process that begins anew is what Prometheus takes a counter for that falls."""
+    """Prometheus takes a counter that falls for a process that started again."""
     metrics, counters = (
         RunMetrics(ledger.redis),
         {m.name for m in LEDGER_METRICS if m.kind is Kind.COUNTER},

@@ -1,5 +1,5 @@
-"""A named consumer and its successors: whoever opens the name goes on with the same batches, after
-the last step that its checkpoint holds.
+"""A named consumer and its successors: the next one goes on with the same batches, after the last
+step that its checkpoint holds.
 """
 
 import threading

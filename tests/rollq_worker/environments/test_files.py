@@ -170,7 +170,7 @@ def test_a_function_that_returns_no_domain(game: Path, function: str, message: s
     ("code", "says"),
     [
         ("import no_such_module_of_mine", r"ModuleNotFoundError.*no_such_module_of_mine"),
-        ("import sys; sys.exit(3)", r"game\.py:load\): SystemExit: 3"),
+        ("import sys; sys.exit(3)", r"game\.py:load\): SystemExit: 3 \(/\S+/game\.py:1\)"),
         ("def", r"game\.py:load\): SyntaxError"),
         ("x = '\udce9'", r"game\.py:load\): SyntaxError"),
         ("x = '\0'", r"game\.py:load\): "),

@@ -297,3 +297,27 @@ class TestTheFirstToken:
             requests.post(f"{url}/pause_generation", json={"mode": "abort"}, timeout=10)
             [warning] = self.warnings(url, caplog)
             assert f"no engine at {url}" in warning  # as ever while it is paused
+
+
+@pytest.mark.parametrize(
+    ("variable", "code", "says"),
+    [
+        ("ENV_FILES", "def load(variant:", "SyntaxError"),
+        ("ENV_FILES", "raise OSError('no data')", r"OSError: no data"),
+        ("ENV_FILES", "import sys; sys.exit(3)", "SystemExit: 3"),
+        ("AGENT_FILES", "", "mine.py:play is a NoneType, not a function"),
+        ("AGENT_FILES", "raise OSError('no data')", "OSError: no data"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded(
+    variable: str,
+    code: str,
+    says: str,
+    worker: Callable[..., tuple[int, str]],
+    tmp_path: Path,
+    redis_url: str,
+) -> None:
+    (tmp_path / "mine.py").write_text(code)
+    part = "load" if variable == "ENV_FILES" else "play"
+    exit_code, text = worker(REDIS_URL=redis_url, **{variable: f"{tmp_path}/mine.py:{part}"})
+    assert exit_code == 2 and says in error_line(text)

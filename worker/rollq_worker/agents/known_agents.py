@@ -73,6 +73,13 @@ def add_file(text: str) -> str:
     return FILES.add(text)
 
 
+def load_functions() -> None:
+    """Runs the files whose functions are agents. Raises JobFailure for what is none."""
+    for file in FILES.readable():
+        if file.part:
+            _function_in(file)
+
+
 @cache
 def _function_in(file: NamedFile) -> AgentFunction:
     where = f"{file.path.name}:{file.part}"

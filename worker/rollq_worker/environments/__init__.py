@@ -16,6 +16,7 @@ from rollq.env import Domain
 from rollq.errors import JobFailure, RollqError
 from rollq.job import FOLDERS_OF
 from rollq_worker.environments.files import FILES, load_of
+from rollq_worker.extensions.authors_line import line_of
 
 GROUP = "rollq.environments"
 
@@ -121,9 +122,9 @@ def _load(name: str, source: _Source) -> Domain:
     except RollqError:
         raise
     except (Exception, SystemExit) as error:  # other people's code
-        raise JobFailure(
-            f"environment {name!r} ({source.where}): {type(error).__name__}: {error}"
-        ) from error
+        line = line_of(error)
+        text = f"{type(error).__name__}: {error}" + (f" ({line})" if line else "")
+        raise JobFailure(f"environment {name!r} ({source.where}): {text}") from error
     if problem:
         raise JobFailure(
             f"environment {name!r}: {source.where} returned {problem} (docs/environments.md has an "

@@ -3,7 +3,9 @@
 import json
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from rollq.env import Environment, Grade, Observation, RewardFunction
 from rollq.errors import EnvironmentFailure, RewardFailure
@@ -33,8 +35,7 @@ def close(environment: Environment, stop: Stop, *, unfinished: str) -> Closed:
             if not isinstance(grade, Grade):
                 raise TypeError(f"grade() returns a {type(grade).__name__}, not Grade")
             _check_reward(grade.reward)
-            # as the wire and an exported file take it
-            json.dumps(dict(grade.info), allow_nan=False)
+            _check_info(grade.info)
     return Closed(stop=stop, reward=float(grade.reward), info=grade.info, at=time.time())
 
 
@@ -56,8 +57,17 @@ def _rewarded(played: Trajectory, closed: Closed, reward: RewardFunction) -> Clo
             grade = Grade(grade)
         _check_reward(grade.reward)
         info = {**before.info, **grade.info, "env_reward": before.reward}
-        json.dumps(info, allow_nan=False)
+        _check_info(info)
     return replace(closed, reward=float(grade.reward), info=info)
+
+
+def _check_info(info: Mapping[str, Any]) -> None:
+    """As the wire and an exported file take it."""
+    for key, value in info.items():
+        try:
+            json.dumps({key: value}, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as e:
+            raise TypeError(f"Grade.info[{key!r}] is no JSON: {e}") from e
 
 
 def _check_reward(reward: object) -> None:

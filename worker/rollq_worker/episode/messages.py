@@ -164,6 +164,8 @@ def schemas_of(environment: Environment) -> list[Json]:
     checked again when it comes back. Raises TypeError or ValueError for what is not a schema, and
     whatever reading the schemas raises.
     """
+    if environment is None:
+        raise TypeError("open() returned None, not an environment")
     tools = environment.tools
     if any(tools is kept.checked for kept in list(_schemas.values())):
         return cast("list[Json]", tools)

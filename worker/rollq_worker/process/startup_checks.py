@@ -17,10 +17,13 @@ from rollq.ledger.ledger import Ledger
 from rollq.servers.health import check_redis
 from rollq.settings import Settings
 from rollq.urls import mask_url
+from rollq_worker.agents.known_agents import load_functions
 from rollq_worker.agents.programs.users import VARIABLE, agent_users
 from rollq_worker.engine.api.generate import OtherServer
 from rollq_worker.engine.sglang_client import SGLangEngine
-from rollq_worker.environments import names
+from rollq_worker.environments import domain, names
+from rollq_worker.environments.files import FILES as environment_files
+from rollq_worker.process.attempts.isolation import Isolation
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import Tokenizer
 
@@ -35,6 +38,7 @@ def check(settings: Settings, connection: Any) -> None:
     but are unwise.
     """
     _check_isolated(settings.isolate)
+    _check_files(settings.isolate)
     users = agent_users()
     if users and users.count < settings.concurrency:
         raise SettingsError(
@@ -127,6 +131,18 @@ def _check_isolated(patterns: Sequence[str]) -> None:
         raise SettingsError(
             f"ROLLQ_ISOLATE: there is no environment {name!r}; there are {there_are}"
         )
+
+
+def _check_files(isolated: Sequence[str]) -> None:
+    """Loads the files of environments and agents, but for what must stay out of this process."""
+    apart = Isolation(isolated)
+    try:
+        for file in environment_files.readable():
+            if not apart.applies(file.name):
+                domain(file.name)
+        load_functions()
+    except RollqError as e:
+        raise SettingsError(str(e)) from e
 
 
 def _check_open_files(slots: int) -> None:

@@ -79,6 +79,8 @@ class Episode:
             return 1.0
         if self.wrong == "info":
             return Grade(1.0, [])  # type: ignore[arg-type]
+        if self.wrong == "no json":
+            return Grade(1.0, {"kept": 1, "right": {1, 2}})
         if self.wrong == "nan":
             return Grade(float("nan"))
         if self.wrong == "changing":
@@ -103,6 +105,8 @@ class World:
     def open(self, split: str, index: int, args: Any) -> Any:
         if self.wrong == "open":
             raise OSError("no data here")
+        if self.wrong == "no environment":
+            return None
         return Episode(self.wrong)
 
 
@@ -128,7 +132,9 @@ class Programs(World):
 
 def test_tasks_of_an_environment_that_starts_programs_are_played_at_once() -> None:
     played: list[int] = []
-    report = check_environment(Programs(), "train", range(3), played.append)
+    report = check_environment(
+        Programs(), "train", range(3), lambda report: played.append(report.played)
+    )
     assert (report.problems, report.played, played) == ([], 3, [1, 2, 3])
     assert report.episodes == 3 * 5 and report.programs_s > 0
     assert report.steps == 2  # what a turn costs, the first task tells
@@ -143,13 +149,15 @@ def test_tasks_of_an_environment_that_starts_programs_are_played_at_once() -> No
         ("endless", "does not end within 10 turns"),
         ("raises", r"KeyError: 'n' \(\S+/test_env.py:\d+, in the call no_such_tool\({}\)\)"),
         ("text", r"step\(\) returns a str, not Observation \(in the call add\({\"n\": 4}\)\)"),
-        ("random", "is .* in the replay"),
+        ("random", "gave other results the second time: seed it from env_args"),
         ("grade", r"grade\(\) returns a float, not Grade"),
         ("nan", "not a finite number"),
         ("changing", "earn"),
         ("unearned", r"the ground truth earns 0\.0, not 1\.0"),
         ("task", "task\\(\\) returns a dict"),
         ("no tools", "environment.tools: TypeError"),
+        ("no environment", r"open\(\) returned None, not an environment"),
+        ("no json", r"Grade.info\['right'\] is no JSON: Object of type set"),
         ("done", "Observation.done is a str, not bool"),
         ("info", "Grade.info is a list, not Mapping"),
         ("open", r"OSError: no data here \(\S+/test_env.py:\d+\)"),
@@ -159,14 +167,14 @@ def test_tasks_of_an_environment_that_starts_programs_are_played_at_once() -> No
 def test_what_is_wrong_is_said(wrong: str, says: str) -> None:
     report = check_environment(World(wrong), "train", [0])
     assert len(report.problems) >= 1
-    assert re.search(says, "\n".join(report.problems)), report.problems
+    assert re.search(says, "\n".join(report.lines)), report.lines
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"opening": ""}, "Task.opening is empty"),
-        ({"opening": "same"}, "tasks 0 and 1 have the same opening"),
+        ({"opening": "same"}, "task 1: it has the same opening as task 0"),
         ({"replies": ()}, "must contain"),
         ({"replies": ("Thanks.",)}, "must contain"),
         ({"hash": 7}, "Task.hash is 7, not a str"),
@@ -176,7 +184,12 @@ def test_what_is_wrong_is_said(wrong: str, says: str) -> None:
 )
 def test_a_wrong_task(changes: dict[str, Any], says: str) -> None:
     report = check_environment(World(**changes), "train", [0, 1])
-    assert any(says in problem for problem in report.problems), report.problems
+    assert any(says in line for line in report.lines), report.lines
+
+
+def test_a_problem_of_several_tasks_is_one_line() -> None:
+    lines = check_environment(World("raises"), "train", range(3)).lines
+    assert len(lines) == 1 and lines[0].endswith("(and 2 others)")
 
 
 def test_the_system_prompt_may_be_known_only_after_reset() -> None:
@@ -217,14 +230,14 @@ def test_few_tasks_are_all_chosen(count: int, expected: list[int]) -> None:
 
 
 def test_what_an_environment_prints_is_no_part_of_the_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(files.FILES.variable, "")
     (tmp_path / "loud.py").write_text(
         "from rollq_worker.environments.shop import load\nprint('loud')\n"
     )
     assert cli.main(["env", "check", str(tmp_path / "loud.py"), "--tasks", "0", "--json"]) == 0
-    said = capsys.readouterr()
+    said = capfd.readouterr()
     assert json.loads(said.out)["problems"] == [] and "loud" in said.err
 
 

@@ -18,7 +18,7 @@ from rollq.servers.refusal import no_answer
 from rollq.settings import Settings
 from rollq.urls import mask_url
 from rollq_worker.commands.doctor.tokenizer import LOAD_TOKENIZER, check_tokenizer
-from rollq_worker.commands.env.check import check_environment, chosen, opened
+from rollq_worker.commands.env.check import check_environment, chosen
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.environments import domain, names, origins
@@ -171,7 +171,7 @@ def _environment(name: str) -> list[Finding]:
     what = f"{environment.version}, {report.played} of {count} tasks of {split}"
     if report.problems:
         remedy = f"correct the environment; `rollq env check {name}` plays more tasks"
-        first, *more = report.problems
+        first, *more = report.lines
         return [Finding(title, Level.FAIL, f"{what}: {first}", remedy, more[:5], details)]
     if not report.rewards:
         says = f"{what}: no ground truth, so it is not known whether a perfect agent earns 1.0"
@@ -184,8 +184,11 @@ def _tools_of(name: str) -> Sequence[Mapping[str, Any]] | None:
     """The tools of its first task; None when it cannot be opened, which its own check says."""
     try:
         environment = domain(name)
-        with opened(environment, next(iter(environment.splits())), 0) as first:
+        first = environment.open(next(iter(environment.splits())), 0, {})
+        try:
             return list(first.tools)
+        finally:
+            getattr(first, "close", lambda: None)()
     except (Exception, SystemExit):  # other people's code
         return None
 

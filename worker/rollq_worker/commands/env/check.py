@@ -10,16 +10,11 @@ import contextlib
 import json
 import resource
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
-from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import rollq
-import rollq_worker
 from rollq.env import (
     RESPOND,
     STOP_MARKER,
@@ -37,16 +32,19 @@ from rollq.job import Budget, Job, Json
 from rollq.trajectory import Trajectory
 from rollq_worker.episode import loop
 from rollq_worker.episode.messages import schemas_of
-from rollq_worker.failures import errors_become
+from rollq_worker.episode.resume import Diverged
+from rollq_worker.extensions.authors_line import line_of
 from rollq_worker.fakes import FakeEngine, FakeJournal, FakeRenderer
+from rollq_worker.process.attempts.time_limits import (
+    OPEN_LIMIT_S,
+    STEP_LIMIT_S,
+    TimedEnvironment,
+    TimeLimits,
+)
 from rollq_worker.users.scripted import ScriptedUser
 
 T = TypeVar("T")
 
-OURS = (*(str(Path(package.__path__[0])) for package in (rollq, rollq_worker)), contextlib.__file__)
-"""Where the lines of a traceback are not the author's. What `open()` raises passes through
-contextlib.
-"""
 SMALL_TALK = "Is there anything else that I can do for you?"
 SPARE_TURNS = 10
 """Turns of small talk after the ground truth, in which an episode must end."""
@@ -62,13 +60,23 @@ TASK_FIELDS: dict[str, Any] = {
 }
 
 
+class Problem(NamedTuple):
+    """Something wrong with a task."""
+
+    task: int
+    text: str
+    kind: str
+    """The same for what is one problem of several tasks."""
+
+    def __str__(self) -> str:
+        return f"task {self.task}: {self.text}"
+
+
 @dataclass
 class Report:
     """Results of a check. Costs are seconds of CPU."""
 
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    """Remarks that need be no problem."""
+    problems: list[Problem] = field(default_factory=list)
     played: int = 0
     steps: int = 0
     step_s: float = 0.0
@@ -84,28 +92,69 @@ class Report:
     """Times that the environment was opened."""
     programs_s: float = 0.0
     """Of the programs that it started, all episodes together."""
+    cut_short: str = ""
+    """Why not all tasks were played."""
 
     def add(self, other: "Report") -> None:
         for one in fields(self):
             setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
+    def add_problem(self, task: int, text: str, kind: str = "") -> None:
+        self.problems.append(Problem(task, text, kind or text))
+
+    @property
+    def lines(self) -> list[str]:
+        """A line for each kind of problem: its first task, and how many others have it."""
+        by_kind: dict[str, list[Problem]] = {}
+        for problem in self.problems:
+            by_kind.setdefault(problem.kind, []).append(problem)
+        lines = []
+        for first, *others in by_kind.values():
+            tasks = len({other.task for other in others} - {first.task})
+            lines.append(f"{first} (and {tasks} others)" if tasks else str(first))
+        return lines
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks that need be no problem."""
+        notes = [self.cut_short] if self.cut_short else []
+        if self.idle_rewards and not self.rewards:
+            notes.append(
+                "no task has moves: whether a perfect agent earns the reward cannot be seen here "
+                "(the replay engine makes random calls)"
+            )
+        if self.judged:
+            notes.append(
+                f"{self.judged} of these tasks have assertions that a model must judge: here they "
+                "count as met"
+            )
+        idle = [reward for reward in self.idle_rewards if reward > 0]
+        if idle:
+            share = len(idle) / len(self.idle_rewards)
+            notes.append(f"an agent that only talks earns a reward in {share:.0%} of these tasks")
+        return notes
 
 
 def check_environment(
     domain: Domain,
     split: str,
     tasks: Sequence[int],
-    played: Callable[[int], object] = lambda tasks: None,
+    show: Callable[[Report], object] = lambda report: None,
+    limits: Callable[[int], TimeLimits] = lambda index: TimeLimits(),
 ) -> Report:
-    """Play these tasks of the split: the ground truth twice, wrong calls, and small talk. `played`
-    is told how many of them have been.
+    """Play these tasks of the split: the ground truth twice, wrong calls, and small talk. `show`
+    gets the report after each of them; `limits` has the foreign calls of a task.
     """
     openings: dict[str, int] = {}
     report, began = Report(), _programs_s()
-    for one in _reports(partial(_check_index, domain, split, openings), tasks, began):
+
+    def check(index: int) -> Report:
+        return _check_index(domain, split, openings, index, limits(index))
+
+    for one in _reports(check, tasks, began):
         report.add(one)
-        played(report.played)
-    report.programs_s = _programs_s() - began
-    _sum_up(report)
+        report.programs_s = _programs_s() - began
+        show(report)
     return report
 
 
@@ -131,46 +180,43 @@ def _programs_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _check_index(domain: Domain, split: str, openings: dict[str, int], index: int) -> Report:
+def _check_index(
+    domain: Domain, split: str, openings: dict[str, int], index: int, limits: TimeLimits
+) -> Report:
     report = Report(played=1)
     try:
-        task, again = domain.task(split, index), domain.task(split, index)
+        with limits.call(EnvironmentFailure, f"task({split!r}, {index})", OPEN_LIMIT_S):
+            task, again = domain.task(split, index), domain.task(split, index)
         wrong = _wrong_fields(task)
         if wrong:
-            report.problems.append(f"task {index}: {wrong}")
+            report.add_problem(index, wrong)
             return report
         if task != again:
-            report.problems.append(
-                f"task {index}: task({split!r}, {index}) returns another task the second time"
-            )
+            what = f"task({split!r}, {index}) returns another task the second time"
+            report.add_problem(index, what, "another task")
         first = openings.setdefault(task.opening, index)
         if first != index:
-            report.problems.append(
-                f"tasks {first} and {index} have the same opening, and it must be unique"
-            )
+            what = f"it has the same opening as task {first}, and openings must be unique"
+            report.add_problem(index, what, "opening")
         report.judged = int(bool(task.assertions))
-        _check_task(domain, split, index, task, report)
+        _check_task(domain, split, index, task, report, limits)
+    except Diverged as e:
+        what = f"the same actions gave other results the second time: seed it from env_args ({e})"
+        report.add_problem(index, what, "diverged")
     except RollqError as e:
-        report.problems.append(f"task {index}: {e}{_place(e.__cause__ or e)}")
+        _add_error(report, index, str(e), e.__cause__ or e)
     except (Exception, SystemExit) as e:  # other people's code
-        report.problems.append(f"task {index}: {type(e).__name__}: {e}{_place(e)}")
+        _add_error(report, index, f"{type(e).__name__}: {e}", e)
     return report
 
 
-def _place(error: BaseException) -> str:
-    """The author's line that raised it, and the call that it was raised in."""
-    theirs = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(OURS)
-    ]
-    # The innermost line of the author's own folder: what it calls may be a library's.
-    own = [
-        frame for frame in theirs if Path(frame.filename).parent == Path(theirs[0].filename).parent
-    ]
-    lines = [f"{own[-1].filename}:{own[-1].lineno}"] if own else []
-    facts = ", ".join([*lines, *getattr(error, "__notes__", ())])
-    return f" ({facts})" if facts else ""
+def _add_error(report: Report, index: int, text: str, error: BaseException) -> None:
+    """Adds an error with the author's line that raised it, and the call that it was raised in."""
+    line = line_of(error)
+    facts = ", ".join(filter(None, [line, *getattr(error, "__notes__", ())]))
+    report.add_problem(
+        index, f"{text} ({facts})" if facts else text, f"{type(error).__name__} {line or text}"
+    )
 
 
 def chosen(count: int, shown: int = 20) -> list[int]:
@@ -197,8 +243,10 @@ def _wrong_fields(task: Any) -> str:
     return ""
 
 
-def _check_task(domain: Domain, split: str, index: int, task: Task, report: Report) -> None:
-    player = _Player(domain, split, index, task, report)
+def _check_task(
+    domain: Domain, split: str, index: int, task: Task, report: Report, limits: TimeLimits
+) -> None:
+    player = _Player(domain, split, index, task, report, limits)
     if task.moves:
         began = time.process_time()
         first = player.play([_as_turn(move) for move in task.moves])
@@ -206,41 +254,37 @@ def _check_task(domain: Domain, split: str, index: int, task: Task, report: Repo
         report.steps += first.turns
         report.rewards.append(first.reward or 0.0)
         if first.stop is not Stop.DONE:
-            report.problems.append(
-                f"task {index}: the episode does not end within {SPARE_TURNS} turns of its last "
-                "move"
+            report.add_problem(
+                index, f"the episode does not end within {SPARE_TURNS} turns of its last move"
             )
         elif first.reward != 1.0:
             why = json.dumps(dict(first.info), default=str)
-            report.problems.append(
-                f"task {index}: the ground truth earns {first.reward}, not 1.0: {why:.300}"
-            )
+            what = f"the ground truth earns {first.reward}, not 1.0: {why:.300}"
+            report.add_problem(index, what, "ground truth")
         again = player.play([_as_turn(move) for move in task.moves], recorded=first)
         if again.reward != first.reward:
-            report.problems.append(
-                f"task {index}: the same actions earn {first.reward}, and then {again.reward}"
-            )
+            what = f"the same actions earn {first.reward}, and then {again.reward}"
+            report.add_problem(index, what, "same actions")
     report.idle_rewards.append(player.play([SMALL_TALK]).reward or 0.0)
     player.play([_as_turn(call) for call in _wrong_calls(player.tools)], group="mistakes")
-
-
-@contextlib.contextmanager
-def opened(domain: Domain, split: str, index: int) -> Iterator[Environment]:
-    environment = domain.open(split, index, {})
-    try:
-        yield environment
-    finally:
-        getattr(environment, "close", lambda: None)()
 
 
 class _Player:
     """Plays one task."""
 
-    def __init__(self, domain: Domain, split: str, index: int, task: Task, report: Report) -> None:
+    def __init__(
+        self,
+        domain: Domain,
+        split: str,
+        index: int,
+        task: Task,
+        report: Report,
+        limits: TimeLimits,
+    ) -> None:
         self._domain, self._split, self._index = domain, split, index
-        self._task, self._report = task, report
-        with self._opened() as environment, errors_become(EnvironmentFailure, "environment.tools"):
-            self.tools = schemas_of(environment)
+        self._task, self._report, self._limits = task, report, limits
+        with self._opened() as environment:
+            self.tools = environment.tools
         report.tools.append(len(self.tools))
 
     def play(
@@ -264,15 +308,25 @@ class _Player:
                 job,
                 engine=FakeEngine([*turns, SMALL_TALK], context=2 * LONGEST),
                 renderer=FakeRenderer(),
-                environment=_Typed(environment),
+                environment=environment,
                 user=ScriptedUser(self._task.opening, self._task.replies),
                 journal=FakeJournal(),
                 recorded=events,
             )
 
-    def _opened(self) -> contextlib.AbstractContextManager[Environment]:
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[TimedEnvironment]:
         self._report.episodes += 1
-        return opened(self._domain, self._split, self._index)
+        longest_s = float(getattr(self._domain, "longest_open_s", OPEN_LIMIT_S))
+        with self._limits.call(EnvironmentFailure, "open()", longest_s):
+            environment = self._domain.open(self._split, self._index, {})
+        try:
+            with self._limits.call(EnvironmentFailure, "environment.tools", STEP_LIMIT_S):
+                tools = schemas_of(environment)
+            yield TimedEnvironment(_Typed(environment), self._limits, STEP_LIMIT_S, tools)
+        finally:
+            with self._limits.call(EnvironmentFailure, "close()", STEP_LIMIT_S):
+                getattr(environment, "close", lambda: None)()
 
 
 class _Typed:
@@ -280,11 +334,9 @@ class _Typed:
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
-        self.tools = environment.tools
 
-    @property
-    def system_prompt(self) -> str:
-        return self.environment.system_prompt  # it may be known only after reset()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.environment, name)
 
     def reset(self, user: User) -> str | Observation:
         return _of_type("reset() returns", self.environment.reset(user), (str, Observation))
@@ -335,22 +387,3 @@ def _wrong_calls(tools: Sequence[Json]) -> list[Action]:
         odd: tuple[Json, ...] = (None, [], {"a": 1}, "", -1)
         calls += [Action(name, dict.fromkeys(parameters, value)) for value in odd]
     return calls
-
-
-def _sum_up(report: Report) -> None:
-    if report.idle_rewards and not report.rewards:
-        report.notes.append(
-            "no task has moves: whether a perfect agent earns the reward cannot be seen here (the "
-            "replay engine makes random calls)"
-        )
-    if report.judged:
-        report.notes.append(
-            f"{report.judged} of these tasks have assertions that a model must judge: here they "
-            "count as met"
-        )
-    idle = [reward for reward in report.idle_rewards if reward > 0]
-    if idle:
-        share = len(idle) / len(report.idle_rewards)
-        report.notes.append(
-            f"an agent that only talks earns a reward in {share:.0%} of these tasks"
-        )

@@ -1,10 +1,8 @@
 """`rollq env`: the environments of this machine, a check of one, and a new one to begin with."""
 
 import argparse
-import contextlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
@@ -18,10 +16,10 @@ from rollq.commands.progress import open_progress
 from rollq.errors import SettingsError
 from rollq.job import NAME
 from rollq.pip_extras import needs
-from rollq_worker.commands.environment_names import load_domain, task_count
 
 if TYPE_CHECKING:
     from rollq_worker.commands.env.check import Report
+    from rollq_worker.commands.env.own_process import Checked
 
 TEMPLATE = Path(__file__).with_name("new")
 """The files of a new environment. NAME in their names and texts becomes its name."""
@@ -89,48 +87,56 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    # What the environment prints is no JSON.
-    with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
-        domain = load_domain(args.env, "worker")
-        from rollq_worker.commands.env.check import check_environment, chosen
-
-        splits = domain.splits()
-        split = args.split or next(iter(splits))
-        count = task_count(args.env, split)
-        indices: Sequence[int] = args.tasks or chosen(count)
-        if indices[-1] >= count:
-            raise SettingsError(
-                f"{args.env}/{split} has tasks 0-{count - 1}; --tasks asks for {indices[-1]}"
-            )
-        with open_progress(sys.stderr) as progress:
-            report = check_environment(
-                domain,
-                split,
-                indices,
-                lambda played: progress.show(played, len(indices), {"tasks": f"of {split}"}),
-            )
+    with needs("worker"):
+        from rollq_worker.commands.env import own_process
+    output = 2 if args.json else 1  # what it prints is no JSON
+    with open_progress(sys.stderr) as progress:
+        checked = own_process.check(
+            args.env,
+            args.split,
+            args.tasks,
+            output,
+            lambda now: progress.show(
+                now.report.played, len(now.tasks), {"tasks": f"of {now.split}"}
+            ),
+        )
+    report = checked.report
     if args.json:
-        costs = {"step_ms": _step_ms(report), "programs_s": _programs_s(report)}
-        shown = {"env": args.env, "version": domain.version, "split": split, "tasks": report.played}
-        print(json.dumps({**shown, "problems": report.problems, "notes": report.notes, **costs}))
+        print(
+            json.dumps(
+                {
+                    "env": args.env,
+                    "version": checked.version,
+                    "split": checked.split,
+                    "tasks": report.played,
+                    "problems": [str(problem) for problem in report.problems],
+                    "notes": report.notes,
+                    "step_ms": _step_ms(report),
+                    "programs_s": _programs_s(report),
+                }
+            )
+        )
     else:
-        print("\n".join(_as_text(typed(args.env), split, splits, report)))
+        print("\n".join(_as_text(typed(args.env), checked)))
     return 1 if report.problems else 0
 
 
-def _as_text(env: str, split: str, splits: Mapping[str, int], report: "Report") -> list[str]:
-    lines = [f"{env}: {', '.join(f'{name} ({tasks} tasks)' for name, tasks in splits.items())}"]
-    lines += [f"BAD   {problem}" for problem in report.problems]
+def _as_text(env: str, checked: "Checked") -> list[str]:
+    report = checked.report
+    splits = [f"{name} ({tasks} tasks)" for name, tasks in checked.splits.items()]
+    problems = report.lines
+    lines = [f"{env}: {', '.join(splits)}"]
+    lines += [f"BAD   {problem}" for problem in problems]
     lines += [f"note  {note}" for note in report.notes]
-    lines.append(f"played {report.played} tasks of {split}: {len(report.problems)} problems")
+    lines.append(f"played {report.played} tasks of {checked.split}: {len(problems)} problems")
     if report.steps:
         lines.append(f"a turn costs {_step_ms(report):.2f} ms of CPU, opening and grade included")
     if report.programs_s:
         lines.append(
             f"an episode costs {_programs_s(report):.2f} s of CPU in the programs that it starts"
         )
-    if not report.problems:
-        lines.append(f"next: rollq demo --env {env} --set split={split}")
+    if not problems:
+        lines.append(f"next: rollq demo --env {env} --set split={checked.split}")
     return lines
 
 

@@ -252,7 +252,7 @@ def _serve(
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker
     if _server:
-        _end_with_parent(_server)
+        end_with_parent(_server)
     _offer_to_oom_killer()
     environment = None
     try:
@@ -322,11 +322,11 @@ def end_with_worker() -> None:
     global _server
     worker = os.environ.pop(WORKER_VARIABLE, "")
     if worker:
-        _end_with_parent(int(worker))
+        end_with_parent(int(worker))
         _server = os.getpid()
 
 
-def _end_with_parent(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Have the kernel end this process when `parent` ends, whatever this process is doing then."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the call

@@ -1,0 +1,111 @@
+"""A check of environments that hang, or end their process."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rollq_worker.commands.env import own_process
+from rollq_worker.environments import files
+
+WORLD = """
+import os, time
+from rollq_worker.environments.shop import load as shop
+
+class World:
+    def __init__(self):
+        self.shop = shop(None)
+        self.name = self.version = "world"
+        self.splits, self.task, self.longest_open_s = self.shop.splits, self.shop.task, 0.5
+
+    def open(self, *which):
+        {open}
+        return Episode(self.shop.open(*which))
+
+class Episode:
+    longest_step_s = longest_grade_s = 0.5
+
+    def __init__(self, shop):
+        self.shop = shop
+        self.tools, self.system_prompt, self.reset = shop.tools, shop.system_prompt, shop.reset
+
+    def step(self, action):
+        {step}
+        return self.shop.step(action)
+
+    def grade(self):
+        {grade}
+        return self.shop.grade()
+
+    def close(self):
+        {close}
+
+def load(variant):
+    {load}
+    return World()
+"""
+
+
+def world(folder: Path, monkeypatch: pytest.MonkeyPatch, **lines: str) -> str:
+    """The name of the shop's environment with these lines in its functions."""
+    monkeypatch.setenv(files.FILES.variable, "")
+    parts = {"open": "pass", "step": "pass", "grade": "pass", "close": "pass", "load": "pass"}
+    path = folder / "world.py"
+    path.write_text(WORLD.format(**parts | lines))
+    return files.add_file(str(path))
+
+
+def checked(env: str) -> own_process.Checked:
+    return own_process.check(env, None, [0, 1], 2, lambda now: None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ({}, r"$"),
+        ({"step": "time.sleep(60)"}, r"task 0: step\(\w+\) took longer than 0.5 s \(\S+.py:23\)"),
+        ({"step": "while True: pass"}, r"task 0: step\(\w+\) took longer .*:23\)"),
+        # the interpreter stays locked
+        ({"step": "sum(range(10**12))"}, r"task 0: step\(\w+\) took longer .*:23\)"),
+        ({"open": "time.sleep(60)"}, r"task 0: open\(\) took longer than 0.5 s \(\S+.py:12\)"),
+        ({"grade": "time.sleep(60)"}, r"task 0: grade took longer than 0.5 s \(\S+.py:27\)"),
+        ({"step": "os._exit(3)"}, r"task 0: step\(\w+\) ended the process with exit code 3"),
+        ({"step": "os.abort()"}, r"task 0: step\(\w+\) ended the process \(SIGABRT\)"),
+    ],
+)
+def test_a_call_that_does_not_return(
+    lines: dict[str, str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = checked(world(tmp_path, monkeypatch, **lines)).report
+    assert re.match(says, "\n".join(report.lines)), report.lines
+    assert (report.cut_short == "") == (lines == {})
+
+
+def test_a_load_that_does_not_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(own_process.SettingsError, match=r"loading world@.* with exit code 3"):
+        checked(world(tmp_path, monkeypatch, load="os._exit(3)"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_check_and_closes_the_environment(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, closed = tmp_path / "begun", tmp_path / "closed"
+    env = world(
+        tmp_path,
+        monkeypatch,
+        step=f"open({str(begun)!r}, 'w'); time.sleep(0.4); return self.step(action)",
+        close=f"open({str(closed)!r}, 'w')",
+    )
+    line = [sys.executable, "-m", "rollq", "env", "check", env]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        until = time.monotonic() + 60
+        while not begun.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        process.send_signal(number)
+        assert process.wait(30) in (130, 143)
+    assert closed.exists()

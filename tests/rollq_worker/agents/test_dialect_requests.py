@@ -27,12 +27,13 @@ READ: list[tuple[Callable[[Any], Any], dict[str, Any]]] = [
         (0, {"messages": []}, "messages must be a list with at least one"),
         (0, {"messages": [{"role": "robot", "content": ""}]}, r"messages\[0\] has the role 'robot'"),  # noqa: E501
         (0, {"messages": [{"role": "x" * 999, "content": ""}]}, "has the role 'x{79};"),
-        (0, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "only text is supported"),  # noqa: E501
+        (0, {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "a part of the type 'hologram'"),  # noqa: E501
+        (0, {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]}, "a result for 'a'"),  # noqa: E501
         (0, {"messages": [{"role": "user", "content": 1}]}, "where a list belongs"),
         (0, {"messages": [{"role": "user", "content": [1]}]}, "no JSON object"),
         (0, {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id must be a string"),  # noqa: E501
         (0, {"messages": [{"role": "assistant", "content": "so"}]}, "no prefill"),
-        (0, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "20250305: only custom tools"),  # noqa: E501
+        (0, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "20250124: only custom tools"),
         (0, {"tools": [{"name": "f", "input_schema": {"type": "object"}}] * 2}, "tools: "),
         (0, {"max_tokens": 0}, "max_tokens must be a whole number"),
         (0, {"temperature": -1}, "temperature"),
@@ -43,9 +44,9 @@ READ: list[tuple[Callable[[Any], Any], dict[str, Any]]] = [
         (1, {"input": [{"role": "robot", "content": ""}]}, "message of robot"),
         (1, {"input": [{"role": ["user"], "content": ""}]}, "is not supported here"),
         (1, {"input": [{"type": "function_call", "call_id": "a", "name": "f"}]}, "arguments must be a string"),  # noqa: E501
-        (1, {"input": [{"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image"}]}]}, "text"),  # noqa: E501
+        (1, {"input": [{"type": "function_call_output", "call_id": "a", "output": "x"}]}, "a result for 'a'"),  # noqa: E501
         (1, {"input": [{"role": "assistant", "content": "so"}]}, "no prefill"),
-        (1, {"tools": [{"type": "web_search"}]}, "web_search: only function tools"),
+        (1, {"tools": [{"type": "local_shell"}]}, "local_shell: only function tools"),
         (0, {"output_config": {"format": {"type": "xml"}}}, "output_config.format must be"),
         (1, {"text": {"other": "low"}}, "text.other is 'low'"),
         (1, {"text": {"format": {"type": "xml"}}}, "text.format must be"),
@@ -135,9 +136,77 @@ def test_results_of_calls_come_before_what_the_user_says() -> None:
         {"type": "tool_result", "tool_use_id": "b", "is_error": True},
         {"type": "text", "text": "go on", "cache_control": {"type": "ephemeral"}},
     ]
-    asked = [{"role": "user", "content": "x"}, {"role": "user", "content": content}]
-    assert messages.read({"messages": asked, "max_tokens": 9}).messages[1:] == [
+    called = [{"type": "tool_use", "id": id, "name": "f", "input": {}} for id in ("a", "b")]
+    asked = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": called[:1]},
+        {"role": "assistant", "content": called[1:]},
+        {"role": "user", "content": content},
+    ]
+    read = messages.read({"messages": asked, "max_tokens": 9}).messages
+    assert [call["id"] for call in read[1]["tool_calls"]] == ["a", "b"]
+    assert read[2:] == [
         {"role": "tool", "tool_call_id": "a", "content": "1"},
         {"role": "tool", "tool_call_id": "b", "content": ""},
         {"role": "user", "content": "go on"},
     ]
+
+
+PIXEL = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+
+
+@pytest.mark.parametrize(
+    ("part", "shown"),
+    [
+        ({"type": "image", "source": PIXEL}, "[image]"),
+        ({"type": "document", "source": {**PIXEL, "media_type": "application/pdf"}}, "[document]"),
+        ({"type": "document", "source": {"type": "text", "data": "words"}}, "words"),
+        (
+            {
+                "type": "search_result",
+                "source": "https://a.test",
+                "title": "A",
+                "content": [{"type": "text", "text": "words"}],
+            },
+            "A\nhttps://a.test\nwords",
+        ),
+    ],
+)
+def test_a_policy_reads_that_there_is_something_that_it_does_not_see(
+    part: dict[str, Any], shown: str
+) -> None:
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [part]}
+    asked = [
+        {"role": "user", "content": [part]},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    read = messages.read({"messages": asked, "max_tokens": 9}).messages
+    assert [message["content"] for message in read] == [shown, "", shown]
+
+
+def test_images_and_files_in_the_forms_of_openai() -> None:
+    parts = [{"type": "text", "text": "see "}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    assert chat_completions.read({"messages": [{"role": "user", "content": parts}]}).messages == [
+        {"role": "user", "content": "see [image]"}
+    ]
+    items = [
+        {"type": "function_call", "call_id": "a", "name": "view", "arguments": "{}"},
+        {
+            "type": "function_call_output",
+            "call_id": "a",
+            "output": [{"type": "input_image", "image_url": "data:"}, {"type": "input_file"}],
+        },
+    ]
+    assert Responses().read({"input": items}).messages[1]["content"] == "[image][file]"
+
+
+def test_tools_that_a_service_runs_by_itself_are_not_shown() -> None:
+    function = {"name": "f", "parameters": {"type": "object"}}
+    tools = [{"type": "web_search"}, {"type": "function", **function}, {"type": "file_search"}]
+    read = Responses().read({"input": "hi", "tools": tools, "tool_choice": "auto"})
+    assert [tool["function"]["name"] for tool in read.tools] == ["f"]
+    hosted = [{"type": "web_search_20250305", "name": "web_search"}]
+    asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "tools": hosted}
+    assert messages.read(asked).tools == []

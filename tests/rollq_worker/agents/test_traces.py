@@ -2,20 +2,31 @@
 segment.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollq.env import Episode
 from rollq.errors import JobFailure
-from rollq.events import Finish, Observed, Prompt, Sampled
+from rollq.events import Finish, Message, Observed, Prompt, Sampled
 from rollq.token_stats import count_tokens
 from rollq.trajectory import Trajectory
 from rollq.wire.codec import encode_header, read_trajectory
 from rollq.wire.events import encode_event
 from rollq_worker.fakes import FakeEngine, FakeRenderer
-from tests.rollq_worker.agents.played import TOOL, ask, conversation, play, said, text_of, user
+from tests.rollq_worker.agents.played import (
+    TOOL,
+    Refused,
+    ask,
+    conversation,
+    play,
+    said,
+    text_of,
+    user,
+)
 from tests.rollq_worker.episode.episodes import PieceEngine
 
 
@@ -37,30 +48,119 @@ def sampled_once(played: Trajectory) -> None:
     assert len(played.tokens) == len(played.mask) == len(played.logprobs) == sum(played.traces)
 
 
-def test_replies_extend_a_trace_and_what_was_sampled_stays() -> None:
-    engine = FakeEngine(["one", '{"name": "look", "arguments": {"at":  1}}', "three"])
+CALL = '{"name": "look", "arguments": {"at":  1.0, "b": "x"}}'
+
+
+def rewritten(call: Message, arguments: str, **more: Any) -> Message:
+    """A turn with a call, as a client writes it back."""
+    function = {"name": "look", "arguments": arguments}
+    calls = [{**call["tool_calls"][0], "function": function}]
+    return {**call, "tool_calls": calls, **more}
+
+
+@pytest.mark.parametrize(
+    "written_back",
+    [
+        lambda call: call,
+        lambda call: rewritten(call, '{"b":"x","at":1}'),
+        lambda call: rewritten(call, '{"at": 1, "b": "x", "replace_all": false}'),
+        lambda call: rewritten(call, "{}", content=None, name="assistant"),
+        lambda call: rewritten(call, "{}", content="I look.", reasoning_content="because"),
+    ],
+    ids=["as it is", "other JSON", "with defaults", "without text", "with other text"],
+)
+def test_a_call_is_known_by_its_id_and_what_was_sampled_stays(
+    written_back: Callable[[Message], Message],
+) -> None:
+    engine = FakeEngine(["one\n two", CALL, "three"])
 
     def agent(episode: Episode) -> None:
         messages = list(episode.messages)
-        messages += [said(ask(episode, messages, tools=[TOOL])), user("and?")]
+        first = said(ask(episode, messages, tools=[TOOL]))
+        messages += [{**first, "content": " one two "}, user("and?")]
         call = said(ask(episode, messages, tools=[TOOL]))
-        # Frameworks read arguments and write them again.
-        call["tool_calls"][0]["function"]["arguments"] = '{"at":1}'
+        id = call["tool_calls"][0]["id"]
         messages += [
-            call,
-            {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "seen"},
+            written_back(call),
+            {"role": "tool", "tool_call_id": id, "content": "seen"},
         ]
         ask(episode, messages, tools=[TOOL])
 
     played = play(agent, engine=engine)
     assert [text_of(ids) for ids in engine.requests] == [
         "[system]policy[user]hello[assistant]",
-        "[system]policy[user]hello[assistant]one[user]and?[assistant]",
-        "[system]policy[user]hello[assistant]one[user]and?[assistant]"
-        '{"name": "look", "arguments": {"at":  1}}[tool]seen[assistant]',
+        "[system]policy[user]hello[assistant]one\n two[user]and?[assistant]",
+        f"[system]policy[user]hello[assistant]one\n two[user]and?[assistant]{CALL}[tool]seen"
+        "[assistant]",
     ]
     assert (len(played.traces), played.turns) == (1, 3)
     sampled_once(played)
+
+
+def said_in(prompt: Prompt) -> str:
+    """The arguments of the call in its second message."""
+    return str(prompt.messages[1]["tool_calls"][0]["function"]["arguments"])
+
+
+def test_a_call_that_the_policy_did_not_make_counts_with_its_arguments() -> None:
+    engine = FakeEngine(["one", "two", "three"])
+    shown = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    example = [user("see"), {"role": "assistant", "content": "", "tool_calls": [shown]}]
+    answers = [{"role": "tool", "tool_call_id": "a", "content": "seen"}]
+
+    def agent(episode: Episode) -> None:
+        first = [*example, *answers]
+        ask(episode, [*first, said(ask(episode, first)), user("and?")])
+        other = rewritten(example[1], '{"at": 2}')
+        ask(episode, [example[0], other, *answers])
+
+    prompts = [event for event in play(agent, engine=engine).events if isinstance(event, Prompt)]
+    assert [said_in(prompt) for prompt in prompts] == ["{}", '{"at": 2}']
+
+
+def test_two_turns_that_differ_in_white_space_are_two() -> None:
+    engine = FakeEngine(["a  b", "a b", "left", "right"])
+
+    def agent(episode: Episode) -> None:
+        for reply in [said(ask(episode, episode.messages)) for _ in range(2)]:
+            ask(episode, [*episode.messages, reply, user("and?")])
+
+    played = play(agent, engine=engine)
+    assert [text_of(ids).split("]")[3] for ids in engine.requests[2:]] == [
+        "a  b[user",
+        "a b[user",
+    ]
+    assert len(played.traces) == 2
+
+
+@pytest.mark.parametrize(
+    ("results", "refused"),
+    [
+        (("call_1", "call_0"), None),
+        (("call_0",), None),
+        (("call_0", "call_0"), "twice"),
+        (("call_0", "call_7"), "call_7"),
+    ],
+)
+def test_results_of_calls_belong_to_them_by_their_ids(
+    results: Sequence[str], refused: str | None
+) -> None:
+    calls = '[{"name": "look", "arguments": {}}, {"name": "look", "arguments": {}}]'
+    engine = FakeEngine([calls, "end"])
+
+    def agent(episode: Episode) -> None:
+        first = said(ask(episode, episode.messages, tools=[TOOL]))
+        replies = [{"role": "tool", "tool_call_id": id, "content": f"of {id}"} for id in results]
+        if refused:
+            with pytest.raises(Refused, match=refused):
+                ask(episode, [*episode.messages, first, *replies], tools=[TOOL])
+        else:
+            ask(episode, [*episode.messages, first, *replies], tools=[TOOL])
+
+    play(agent, engine=engine)
+    if not refused:
+        written = "".join(f"[tool]of {id}" for id in sorted(results))
+        assert text_of(engine.requests[1]).endswith(f"{calls}{written}[assistant]")
 
 
 def test_a_branch_keeps_the_ids_that_were_sampled_before_it() -> None:

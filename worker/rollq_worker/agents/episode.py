@@ -87,7 +87,7 @@ class AgentEpisode:
         """The finished turn that answers the request. Raises RequestRefused."""
         with self._one_more():
             try:
-                return self._complete(request)
+                return self._complete(self._tree.recognised(request))
             except RequestRefused:
                 raise
             except BaseException as e:  # the attempt's thread raises it
@@ -99,6 +99,7 @@ class AgentEpisode:
         """The number of tokens that the request's turn would begin behind. Raises
         RequestRefused.
         """
+        request = self._tree.recognised(request)
         with self._lock:
             self._check_going_on()
             place = self._tree.prompt_for(request)

@@ -11,14 +11,23 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 
 import time
 from array import array
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from rollq.errors import JobFailure
 from rollq.events import Message, Observed, Prompt, Sampled
 from rollq.job import Job, Json
-from rollq_worker.agents.turn_request import ONE_CALL, RequestRefused, TurnRequest, chains, longer
+from rollq_worker.agents.turn_request import (
+    ONE_CALL,
+    RequestRefused,
+    TurnRequest,
+    digest_of,
+    likeness,
+    longer,
+    opening_digest,
+)
 from rollq_worker.episode.messages import CallIds, assistant_message
 from rollq_worker.episode.next_prompt import bridge_behind
 from rollq_worker.episode.token_checks import TokenChecks
@@ -107,7 +116,7 @@ class Trace:
         self.renderer = renderer
         self.tools = list(prompt.tools)
         self.messages: list[Message] = list(prompt.messages)
-        self.digest = chains(prompt.tools, prompt.messages)[-1]
+        self.digest = digest_of(prompt.tools, prompt.messages)
         """Of the conversation so far, without a turn that has no answer."""
         self.ids = array("I", prompt.ids)
         self.checks = TokenChecks(job, renderer)
@@ -131,7 +140,32 @@ class TraceTree:
         """Where conversations end that were sampled from: trace and number of ids."""
         self._turns: dict[bytes, Turn] = {}
         """Finished turns by the digest of the conversation that ends with them."""
+        self._replies: defaultdict[bytes, dict[bytes, Message]] = defaultdict(dict)
+        """Replies to the agent by the digest of the conversation that ends with them, for each
+        `likeness`.
+        """
         self._call_ids = CallIds()
+
+    def recognised(self, request: TurnRequest) -> TurnRequest:
+        """The request with the policy's own turns as they were sampled, whatever its client made of
+        them, and with its digests.
+        """
+        digests = [opening_digest(request.tools)]
+        messages: list[Message] = []
+        for message in request.messages:
+            if message["role"] == "assistant":
+                message = self._as_sampled(digests[-1], message)
+            messages.append(message)
+            digests.append(longer(digests[-1], message))
+        return replace(request, messages=messages, digests=digests)
+
+    def _as_sampled(self, before: bytes, message: Message) -> Message:
+        alike = self._replies.get(likeness(before, message), {})
+        if len(alike) != 1 or longer(before, message) in alike:
+            return message  # nobody can tell which one it is, or it is that very one
+        [reply] = alike.values()
+        thought = {key: message[key] for key in ("reasoning_content",) if key in message}
+        return {**{key: reply[key] for key in reply if key != "reasoning_content"}, **thought}
 
     def prompt_for(self, request: TurnRequest) -> Trace | Prompt | tuple[Turn, Observed]:
         """Where the request goes on: a trace that waits for its next turn, the prompt of a new
@@ -251,7 +285,9 @@ class TraceTree:
             content, matched, _ = turn.message["content"].partition(stop)
             turn.message["content"] = content
             turn.stop_text = matched or turn.stop_text
-        self._turns[longer(turn.digest, turn.message)] = turn
+        digest = longer(turn.digest, turn.message)
+        self._turns[digest] = turn
+        self._replies[likeness(turn.digest, turn.message)][digest] = turn.message
         return turn.message
 
     def _waits(self, trace: Trace) -> None:

@@ -5,8 +5,10 @@ It knows no tokens and no HTTP.
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import orjson
 
@@ -54,13 +56,10 @@ class TurnRequest:
     """A stream ends with the number of tokens."""
     repeated: Mapping[str, Json] = field(default_factory=dict)
     """Parts of the request that the reply repeats."""
-    digests: Sequence[bytes] = field(init=False)
-    """Of the conversation before the first message, and after each. Made once, in the request's own
-    thread.
+    digests: Sequence[bytes] = ()
+    """Of the conversation before the first message, and after each. `TraceTree.recognised` makes
+    them.
     """
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "digests", chains(self.tools, self.messages))
 
 
 def with_options(job: Job, options: Mapping[str, Json]) -> Job:
@@ -83,43 +82,37 @@ def sampling_of(options: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def longer(before: bytes, message: Message) -> bytes:
-    """The digest of the conversation of digest `before` and one more message.
-
-    Frameworks write the model's own turns back with other white space around them and in arguments,
-    and without the reasoning. Sampled turns are known by their ids, so none of this makes another
-    message of them.
+    """The digest of the conversation of digest `before` and one more message, whose reasoning does
+    not count: few frameworks write it back.
     """
-    text = orjson.dumps(_normal(message), option=orjson.OPT_SORT_KEYS)
-    return _digest(before, text)
+    counted = {key: value for key, value in message.items() if key != "reasoning_content"}
+    return _digest(before, orjson.dumps(counted, option=orjson.OPT_SORT_KEYS))
 
 
-def _normal(message: Message) -> Json:
-    if message["role"] != "assistant":
-        return dict(message)
-    calls = [
-        [call["id"], call["function"]["name"], _arguments(call["function"]["arguments"])]
-        for call in message.get("tool_calls", ())
-    ]
-    return {"role": "assistant", "content": message["content"].strip(), "calls": calls}
+def likeness(before: bytes, reply: Message) -> bytes:
+    """The digest that a turn of the model behind the conversation of digest `before` keeps when a
+    client rewrites it: the ids of its calls, or its words.
 
-
-def _arguments(text: str) -> str:
-    try:
-        return _WRITTEN(json.loads(text))
-    except (ValueError, RecursionError):
-        return text
+    Clients fill in the defaults of arguments, write numbers and white space their own way, and drop
+    the text beside calls.
+    """
+    ids = sorted(call["id"] for call in reply.get("tool_calls", ()))
+    words = unicodedata.normalize("NFC", reply["content"]).split()
+    return _digest(before, orjson.dumps([ids, [] if ids else words]))
 
 
 def _digest(before: bytes, text: bytes) -> bytes:
     return hashlib.blake2b(before + text, digest_size=16).digest()
 
 
-def chains(tools: Sequence[Json], messages: Sequence[Message]) -> list[bytes]:
-    """The digest before the first message, and the one after each."""
-    digests = [_digest(b"", _WRITTEN(list(tools)).encode())]
-    for message in messages:
-        digests.append(longer(digests[-1], message))
-    return digests
+def opening_digest(tools: Sequence[Json]) -> bytes:
+    """The digest of a conversation before its first message."""
+    return _digest(b"", orjson.dumps(list(tools), option=orjson.OPT_SORT_KEYS))
+
+
+def digest_of(tools: Sequence[Json], messages: Sequence[Message]) -> bytes:
+    """The digest of a conversation."""
+    return reduce(longer, messages, opening_digest(tools))
 
 
 def options_key(options: Mapping[str, Json]) -> str:

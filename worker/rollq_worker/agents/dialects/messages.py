@@ -74,7 +74,10 @@ def read(body: Any) -> TurnRequest:
     if system:
         shown.append({"role": "system", "content": text_of(system, "system")})
     for n, message in enumerate(messages):
-        shown += _messages(object_of(message, f"messages[{n}]"), f"messages[{n}]")
+        more = _messages(object_of(message, f"messages[{n}]"), f"messages[{n}]")
+        if shown and shown[-1]["role"] == more[0]["role"] == "assistant":
+            more = [_joined(shown.pop(), more[0])]  # some clients send each block by itself
+        shown += more
     return TurnRequest(
         messages=checked_messages(shown, "messages"),
         tools=checked_tools(tools, "custom", _function) if shows_tools else [],
@@ -155,6 +158,13 @@ def _assistant(blocks: Sequence[dict[str, Any]], where: str) -> Message:
     turn: Message = {"role": "assistant", "content": text_of(texts, where)}
     turn |= {"reasoning_content": "".join(thoughts)} if thoughts else {}
     return {**turn, "tool_calls": calls} if calls else turn
+
+
+def _joined(turn: Message, more: Message) -> Message:
+    """Two messages of the model in a row are one turn."""
+    calls = [*turn.get("tool_calls", ()), *more.get("tool_calls", ())]
+    joined = {**turn, **more, "content": turn["content"] + more["content"]}
+    return {**joined, "tool_calls": calls} if calls else joined
 
 
 def reply(turn: Turn, request: TurnRequest) -> dict[str, Any]:

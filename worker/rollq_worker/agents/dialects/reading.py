@@ -8,6 +8,7 @@ by name. Fields of messages and tools that the model is not shown ask for nothin
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from rollq.errors import ContractError
@@ -22,6 +23,18 @@ from rollq_worker.agents.turn_request import (
     sampling_of,
 )
 from rollq_worker.episode.messages import checked_schemas
+
+HOSTED = (
+    *("web_search", "web_fetch", "file_search", "tool_search", "code_execution"),
+    *("code_interpreter", "image_generation"),
+)
+"""What the types of tools begin with that OpenAI and Anthropic run by themselves. Many programs
+declare them unasked. The policy is not shown them, so it never calls one.
+"""
+UNSEEN = frozenset(
+    "image image_url input_image input_audio document file input_file computer_screenshot".split()
+)
+"""Parts of a content that are shown to the policy as their kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +109,15 @@ def read_choice(choice: Any) -> tuple[bool, dict[str, Json]]:
 def checked_tools(
     tools: Any, kind: str, function_of: Callable[[dict[str, Any]], Json]
 ) -> list[Json]:
-    """Tools in OpenAI's form. Raises RequestRefused for tools of another kind, and for other values
-    than schemas.
+    """Tools in OpenAI's form, without HOSTED ones. Raises RequestRefused for tools of another kind,
+    and for other values than schemas.
     """
     shown = []
     for n, tool in enumerate(list_of(tools, "tools")):
         fields = object_of(tool, f"tools[{n}]")
         other = fields.get("type", kind)
+        if str(other).startswith(HOSTED):
+            continue
         if other != kind:
             raise RequestRefused(
                 f"tools[{n}] is {other!s:.80}: only {kind} tools are supported here", param="tools"
@@ -115,12 +130,39 @@ def checked_tools(
 
 
 def checked_messages(messages: Sequence[Message], param: str) -> Sequence[Message]:
-    """A conversation that the policy may go on with. Raises RequestRefused."""
+    """A conversation that the policy may go on with, the results of calls in the calls' order.
+    Raises RequestRefused.
+    """
     if messages[-1]["role"] == "assistant":
         raise RequestRefused(
             "the last message must not be the assistant's: there is no prefill", param=param
         )
-    return messages
+    ordered: list[Message] = []
+    waiting: list[str] = []
+    """Calls without a result."""
+    for are_results, run in groupby(messages, lambda message: message["role"] == "tool"):
+        if are_results:
+            ordered += _in_order(list(run), waiting, param)
+        else:
+            ordered += run
+        if ordered[-1]["role"] == "assistant":
+            waiting = [call["id"] for call in ordered[-1].get("tool_calls", ())]
+    return ordered
+
+
+def _in_order(results: list[Message], waiting: list[str], param: str) -> list[Message]:
+    """The results of the calls that are `waiting`, which is shortened. Raises RequestRefused."""
+    places = {id: place for place, id in enumerate(waiting)}
+    for result in results:
+        id = result.get("tool_call_id")
+        if id not in waiting:
+            raise RequestRefused(
+                f"{param} has a result for {id!r:.80}, which is no call of the turn before it, or "
+                "is answered twice",
+                param=param,
+            )
+        waiting.remove(id)
+    return sorted(results, key=lambda result: places[result["tool_call_id"]])
 
 
 def object_of(value: Any, where: str) -> dict[str, Any]:
@@ -152,18 +194,28 @@ def flag_of(value: Any, name: str) -> bool:
 
 def text_of(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
     """A content as one string; parts of text, which may be called by any of the `kinds`, are
-    joined.
+    joined. What an agent program's policy cannot see is shown as its kind, such as `[image]`.
     """
     if content is None or isinstance(content, str):
         return content or ""
-    parts = list_of(content, where)
-    for part in parts:
-        is_text = isinstance(part, dict) and part.get("type") in kinds
-        if not is_text or not isinstance(part.get("text"), str):
-            raise RequestRefused(
-                f"{where}: only text is supported here, no images, sound or files", param=where
-            )
-    return "".join(part["text"] for part in parts)
+    return "".join(_part(object_of(part, where), where, kinds) for part in list_of(content, where))
+
+
+def _part(part: dict[str, Any], where: str, kinds: Sequence[str]) -> str:
+    kind = text_at(part, "type", where)
+    if kind in kinds:
+        return text_at(part, "text", where)
+    source = part.get("source")
+    if kind == "search_result":
+        head = [value for value in (part.get("title"), source) if isinstance(value, str)]
+        return "\n".join([*head, text_of(part.get("content"), where)])
+    if kind == "document" and isinstance(source, dict) and source.get("type") == "text":
+        return text_at(source, "data", where)
+    if kind in UNSEEN:
+        return f"[{kind.removeprefix('input_').removesuffix('_url')}]"
+    raise RequestRefused(
+        f"{where} has a part of the type {kind!r:.80}, which is not supported here", param=where
+    )
 
 
 def grammar(kind: Any, schema: Any, param: str) -> dict[str, Json]:

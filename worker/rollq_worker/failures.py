@@ -15,6 +15,12 @@ class Drained(RollqError):
     """The worker is stopping, or needs the slot for others, so it gives the job back at no cost."""
 
 
+class Diverged(RollqError):
+    """The environment or the agent did not repeat what the journal of an earlier attempt has. The
+    episode begins again without it, at no cost: nothing went wrong but that its worker had to go.
+    """
+
+
 class OtherWeights(RollqError):
     """No engine serves the weights that the job is pinned to, so it goes back at no cost, and comes
     again later.

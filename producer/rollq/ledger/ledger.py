@@ -369,9 +369,11 @@ class Ledger:
             self._fenced(job_id, lease)
         return Outcome(State(reply.status), float(reply["not_before"]))
 
-    def release(self, job_id: str, lease: str) -> None:
-        """Give the job back at no cost. Raises Fenced."""
-        if self.scripts.call("release", job_id, lease).status == "fenced":
+    def release(self, job_id: str, lease: str, *, restart: bool = False) -> None:
+        """Give the job back at no cost. With `restart`, the next attempt begins without its
+        journal, which is set aside. Raises Fenced.
+        """
+        if self.scripts.call("release", job_id, lease, int(restart)).status == "fenced":
             self._fenced(job_id, lease)
 
     def _check_written(self, reply: Reply, job_id: str, lease: str, index: int) -> None:

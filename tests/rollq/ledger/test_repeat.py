@@ -190,6 +190,7 @@ CASES = [
         over_provisioned,
         lambda ledger: ledger.complete("r/g/0", "1#token", 5, [END], turns=2),
     ),
+    Case("release", half_played, lambda ledger: ledger.release("r/g/0", "1#token", restart=True)),
     Case(
         "fail",
         half_played,

@@ -152,6 +152,8 @@ def sampled_text(message: Mapping[str, Any]) -> str:
     return json.dumps(calls[0]) if calls else message["content"] or ""
 
 
-def run_file(name: str, journal: FakeJournal | None = None, **args: Any) -> Trajectory:
+def run_file(
+    name: str, journal: FakeJournal | None = None, said: str = "hi", **args: Any
+) -> Trajectory:
     """The same of an agent's file, with a user who answers once."""
-    return play(name, "hi", journal=journal, user=FakeUser(("hello",)), agent_args=args)
+    return play(name, said, journal=journal, user=FakeUser(("hello",)), agent_args=args)

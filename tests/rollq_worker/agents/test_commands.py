@@ -28,6 +28,8 @@ from tests.processes import alive
 from tests.rollq_worker.agents.played import ASKS, run_file
 from tests.waiting import until
 
+CALL = '{"name": "look", "arguments": {}}'
+
 
 class TestCommands:
     def test_it_asks_and_acts(self, written: Callable[..., str]) -> None:
@@ -44,7 +46,7 @@ class TestCommands:
             """
         )
         played = run_file(name)
-        assert (played.stop, played.reward, played.info) == (Stop.DONE, 1.0, {OUTPUT: "all done\n"})
+        assert (played.stop, played.reward, played.info) == (Stop.DONE, 1.0, {OUTPUT: "all done"})
 
     def test_a_shell_script(self, written: Callable[..., str]) -> None:
         python = f"{sys.executable} - <<'E'\n{textwrap.dedent(ASKS)}\nask()\nE\n"
@@ -66,6 +68,37 @@ class TestCommands:
     def test_one_that_is_killed(self, written: Callable[..., str]) -> None:
         with pytest.raises(AgentFailure, match="was ended by signal 9"):
             run_file(written("import signal; os.kill(os.getpid(), signal.SIGKILL)"))
+
+    @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "sys.exit(128 + 15)"])
+    @pytest.mark.parametrize("said", [CALL, "words"])
+    def test_one_that_the_policys_call_has_killed_is_graded(
+        self, written: Callable[..., str], end: str, said: str
+    ) -> None:
+        name = written(f"ask(); print('so far', flush=True); {end}")
+        if said == CALL:
+            played = run_file(name, said=said)
+            assert (played.stop, played.reward, played.turns) == (Stop.DONE, 0.0, 1)
+            assert played.info[OUTPUT].startswith("so far")
+        else:  # the agent's own end
+            with pytest.raises(AgentFailure, match="so far"):
+                run_file(name, said=said)
+
+    def test_one_that_fails_behind_a_cut_turn_ends_as_length(
+        self, written: Callable[..., str]
+    ) -> None:
+        played = run_file(written("ask(); sys.exit('it was cut')"), said="x" * 999)
+        assert (played.stop, played.reward, played.turns) == (Stop.LENGTH, 0.0, 1)
+        assert played.info["unfinished"] == "length"
+
+    @pytest.mark.parametrize(
+        ("last", "answer"), [(CALL, "42"), ("The answer is 7.", "The answer is 7.")]
+    )
+    def test_what_it_prints_is_the_answer_where_its_last_turn_is_a_call(
+        self, written: Callable[..., str], last: str, answer: str
+    ) -> None:
+        played = run_file(written("ask(); print('I think:'); print(42)"), said=last)
+        [acted] = [event for event in played.events if isinstance(event, Acted)][1:]
+        assert acted.action["arguments"] == {"content": answer}
 
     def test_one_that_cannot_start(self, tmp_path: Path) -> None:
         path = tmp_path / "agent.sh"

@@ -5,13 +5,14 @@ loopback: `make test-agents`.
 import json
 import shutil
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollq.trajectory import Trajectory
 from rollq_worker.agents.known_agents import add_file
-from rollq_worker.agents.recorded import AgentDiverged
+from rollq_worker.failures import Diverged
 from tests.conftest import REPO
 from tests.rollq_worker.agents.played import play, text_of
 
@@ -59,6 +60,48 @@ def test_it_reads_edits_and_tests_a_file(agent: str) -> None:
     assert "return a - b" in results[1] and "42" in results[3]
 
 
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d4944415478da6364f8"
+    "cf500f0003860180a530a2350000000049454e44ae426082"
+)
+
+
+def own_tools(folder: Path) -> dict[str, list[str]]:
+    """What a policy says that uses each agent's own tools on a file and on an image."""
+    file, image = str(folder / "add.py"), str(folder / "x.png")
+    body = "def add(a, b):\n    return a - b\n"
+    edit = {"file_path": file, "old_string": "a - b", "new_string": "a + b"}
+    claude: list[tuple[str, dict[str, Any]]] = [
+        ("Write", {"file_path": file, "content": body}),
+        ("Read", {"file_path": file}),
+        ("Edit", edit),
+        ("Edit", {**edit, "old_string": "def  add", "new_string": "def sum"}),
+        ("Edit", {**edit, "old_string": "a", "new_string": "x", "replace_all": True}),
+        ("Bash", {"command": f"cat {file}"}),
+        ("Read", {"file_path": image}),
+    ]
+    codex: list[tuple[str, dict[str, Any]]] = [
+        ("exec_command", {"cmd": f"cat > {file} <<'END'\n{body}END"}),
+        ("update_plan", {"plan": [{"step": "fix it", "status": "in_progress"}]}),
+        ("exec_command", {"cmd": f"sed -i s/-/+/ {file}; cat {file}"}),
+        ("view_image", {"path": image}),
+    ]
+    return {
+        agent: [json.dumps({"name": name, "arguments": given}) for name, given in calls]
+        for agent, calls in (("claude_code", claude), ("codex", codex))
+    }
+
+
+@pytest.mark.parametrize("agent", TOOLS)
+def test_its_own_tools_keep_one_trace(agent: str, tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_bytes(PNG)
+    calls = own_tools(tmp_path)[agent]
+    done = played(agent, [*calls, "It is fixed."])
+    results = [message["content"] for message in done.messages if message["role"] == "tool"]
+    print(*results, sep="\n---\n")
+    assert (len(done.traces), done.turns) == (1, len(calls) + 1)
+
+
 def test_another_attempt_of_claude_code_goes_on_after_any_turn() -> None:
     whole = played("claude_code", said("claude_code"))
     ends = [n for n, event in enumerate(whole.events, 1) if type(event).__name__ == "Sampled"]
@@ -72,5 +115,5 @@ def test_another_attempt_of_claude_code_goes_on_after_any_turn() -> None:
 def test_another_attempt_of_codex_starts_afresh() -> None:
     """It numbers the results of its commands at random."""
     whole = played("codex", said("codex"))
-    with pytest.raises(AgentDiverged, match="Chunk ID"):
+    with pytest.raises(Diverged, match="Chunk ID"):
         played("codex", said("codex")[2:], recorded=whole.events[:5])

@@ -12,10 +12,8 @@ import pytest
 import requests
 
 from rollq.env import Action, Episode, Observation
-from rollq.errors import AgentFailure, EnvironmentFailure
 from rollq.events import Acted, Finish, Sampled, Stop
-from rollq_worker.agents.recorded import AgentDiverged
-from rollq_worker.episode.resume import Diverged
+from rollq_worker.failures import Diverged
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeUser
 from tests.rollq_worker.agents.played import TOOL, Refused, ask, play, post, said, user
 from tests.rollq_worker.episode.episodes import PieceEngine
@@ -147,11 +145,9 @@ class TestDivergence:
     def test_an_agent_that_does_something_else(self, name: str) -> None:
         played = play(with_steps, *TEXTS)
         agent, what = DIVERGING[name]
-        with pytest.raises(AgentDiverged, match=re.escape(what)) as caught:
+        with pytest.raises(Diverged, match=re.escape(what)) as caught:
             play(agent, *TEXTS, recorded=played.events[:-1])
-        assert isinstance(caught.value, AgentFailure) and "no clocks, random ids" in str(
-            caught.value
-        )
+        assert "no clocks, random ids" in str(caught.value)
 
     @pytest.mark.parametrize(
         ("seen", "what"),
@@ -172,7 +168,6 @@ class TestDivergence:
         played = play(with_steps, *TEXTS)
         with pytest.raises(Diverged, match=re.escape(what)):
             play(with_steps, *TEXTS, recorded=played.events[:-1], environment=Moody())
-        assert issubclass(Diverged, EnvironmentFailure)
 
 
 def gives_up(episode: Episode) -> None:

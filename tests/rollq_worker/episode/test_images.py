@@ -18,7 +18,7 @@ from rollq.wire.codec import read_trajectory
 from rollq.wire.events import encode_event
 from rollq.wire.extras import decode_extra, encode_extra
 from rollq_worker.episode import images
-from rollq_worker.episode.resume import Diverged
+from rollq_worker.failures import Diverged
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
 from tests.rollq_worker.episode.episodes import CALL, TWO_CALLS, play_with_fakes, run
 from tests.rollq_worker.pictures import image

@@ -13,7 +13,7 @@ from rollq.errors import JobFailure
 from rollq.events import Observed, Prompt, Sampled, Stop
 from rollq.job import History
 from rollq.wire.events import decode_event, encode_event
-from rollq_worker.episode.resume import Diverged
+from rollq_worker.failures import Diverged
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeUser
 from tests.rollq_worker.episode.episodes import play_with_fakes
 

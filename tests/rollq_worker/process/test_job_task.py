@@ -13,6 +13,7 @@ from rollq.ledger import constants
 from rollq.ledger.ledger import Ledger
 from rollq.trajectory import Trajectory
 from rollq_worker.episode import loop
+from rollq_worker.failures import Diverged
 from rollq_worker.process import episode_player, job_task
 from rollq_worker.process.job_task import JobRunner
 from tests.rollq.samples import reader
@@ -164,6 +165,24 @@ class TestDraining:
         runner.draining.clear()
         assert runner.run(job_id)["stop"] == "done"
         assert reader(ledger).stats()["resumed"] == 1
+
+    def test_an_episode_that_does_not_repeat_itself_begins_again_at_no_cost(
+        self, runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job_id = submit(ledger)
+        drain_at(runner, ledger, job_id, 4)
+        for _ in range(3):
+            assert runner.run(job_id)["stop"] == "released"
+            runner.draining.clear()
+            with monkeypatch.context() as patch:
+                patch.setattr(loop, "play", FailsFirst(loop.play, Diverged("another output")))
+                assert runner.run(job_id)["stop"] == "released"
+        runner.ledger("r").append = ledger.append  # type: ignore[method-assign]
+        assert runner.run(job_id)["stop"] == "done"
+        stats = reader(ledger).stats()
+        assert (stats["done"], stats["released"], stats["failures"]) == (1, 6, {})
+        state = reader(ledger).job(job_id)
+        assert state is not None and list(state.set_aside) == [2, 4, 6]
 
 
 class TestRedis:

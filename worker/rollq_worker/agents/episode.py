@@ -52,8 +52,8 @@ class AgentEpisode:
         self.events: list[Event] = []
         self.refused: Stop | None = None
         """The budget for which the agent's last request was refused."""
-        self.answer = ""
-        """The text of the last turn."""
+        self.last: Turn | None = None
+        """The turn that the agent was given last."""
         self._engine = engine
         self._journal = journal
         self._tree = TraceTree(job, renderer_of)
@@ -151,13 +151,12 @@ class AgentEpisode:
             return self._delivered(turn)
 
     def _delivered(self, turn: Turn) -> Turn:
-        assert turn.message is not None, "it is over"
         self.refused = None
-        self.answer = turn.message["content"]
+        self.last = turn
         return turn
 
     def _recorded(self, request: TurnRequest) -> Turn | None:
-        """The turn that answers the request, if the journal has one. Raises AgentDiverged, and
+        """The turn that answers the request, if the journal has one. Raises Diverged, and
         RequestRefused for a request that was refused before, because no journal records refusals.
         """
         turn = self._answers.take(request)

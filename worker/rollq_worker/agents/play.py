@@ -4,26 +4,30 @@ together.
 The counterpart of `rollq_worker.episode.loop.play` for agents that bring their own loop.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 
 from rollq.env import RESPOND, Action, Environment, RewardFunction, User
 from rollq.env import Episode as AgentsEpisode
 from rollq.errors import AgentFailure
-from rollq.events import Closed, Event
+from rollq.events import Closed, Event, Stop
 from rollq.job import Job
 from rollq.trajectory import Header, Trajectory
 from rollq_worker.agents.dialects.chat_completions import MODEL
 from rollq_worker.agents.endpoint import Address, AgentEndpoint
 from rollq_worker.agents.episode import AgentEpisode
-from rollq_worker.agents.programs.running import Program, Starter
+from rollq_worker.agents.programs.running import AgentKilled, Program, Starter
 from rollq_worker.agents.recorded import AgentJournal
 from rollq_worker.agents.traces import RendererOf
 from rollq_worker.episode.environment_checks import with_end
 from rollq_worker.protocols import Engine
 from rollq_worker.text.whole_text import whole_characters
+
+log = logging.getLogger(__name__)
 
 AGENT_LIMIT_S = 900.0
 """Longest time in seconds for which an agent may neither ask for a turn nor make a step."""
@@ -50,7 +54,7 @@ def play_with_agent(
 
     `recorded` are the events of an earlier attempt. The agent is started again, and asks the engine
     only for turns that the journal lacks. The time for which it is at work by itself is spent in a
-    block of `idle`. Raises AgentFailure when it crashes, and AgentDiverged when it does not repeat
+    block of `idle`. Raises AgentFailure when it crashes, and Diverged when it does not repeat
     its earlier requests; else as `loop.play`.
     """
     episode = AgentEpisode(
@@ -90,19 +94,43 @@ def _for_agent(episode: AgentEpisode, address: Address) -> AgentsEpisode:
 
 def _close(episode: AgentEpisode, program: Program) -> Closed:
     """Hand in the agent's answer and grade the episode."""
-    try:
-        answer = program.result()
-    except AgentFailure:
-        if episode.refused is None and not episode.world.done:
-            raise
-        # it could not go on, because a budget is spent or the environment has ended the episode
-        answer = ""
-    else:
-        if answer is None and not episode.world.acted:
-            answer = episode.answer
-    if answer and not episode.world.done:
+    answer = _answer(episode, program)
+    program.stop()  # what the policy left running does nothing to the grade
+    if answer is not None and not episode.world.done:
         episode.world.act(Action(RESPOND, {"content": whole_characters(answer)}))
     closed = episode.close()
     if program.output:
         return replace(closed, info={**closed.info, OUTPUT: program.output})
     return closed
+
+
+def _answer(episode: AgentEpisode, program: Program) -> str | None:
+    """The answer of an agent that has ended; None: it has none. Raises AgentFailure for an end that
+    is not the policy's doing.
+    """
+    last = episode.last
+    try:
+        answer = program.result()
+    except AgentFailure as e:
+        if isinstance(e, AgentKilled) and last is not None and last.calls:
+            # A policy that ends its own agent does not get out of a bad reward by it.
+            return None if episode.world.acted else last.text
+        if last is not None and last.cut:
+            episode.refused = episode.refused or Stop.LENGTH
+        if episode.refused is None and not episode.world.done:
+            raise
+        # it could not go on: a budget is spent or the environment has ended the episode
+        return None
+    if answer is None and last is not None and not episode.world.acted:
+        answer = last.text
+        if last.calls and program.output:
+            answer = program.output.split("\n")[-1]
+            _warn_of_printed_answers(episode.job.agent)
+    return answer or None
+
+
+@cache
+def _warn_of_printed_answers(agent: str) -> None:
+    log.warning(
+        "agent %s: its last turn was a call, so the last line of its output is its answer", agent
+    )

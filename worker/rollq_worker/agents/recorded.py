@@ -8,24 +8,18 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from rollq.errors import AgentFailure
 from rollq.events import Event, Message, Observed, Prompt, Sampled
 from rollq.job import Job
 from rollq_worker.agents.traces import TraceTree, Turn
 from rollq_worker.agents.turn_request import TurnRequest, longer, options_key, with_options
 from rollq_worker.episode.sampler import Sampler
+from rollq_worker.failures import Diverged
 from rollq_worker.protocols import Journal
 
 HINT = (
     "an agent that is to resume must ask the same again: no clocks, random ids or unordered "
     "results of parallel calls in its messages"
 )
-
-
-class AgentDiverged(AgentFailure):
-    """The agent did something else than before. Its journal is set aside, and the episode starts
-    again.
-    """
 
 
 class AgentJournal(Journal, Protocol):
@@ -103,19 +97,19 @@ class Answers:
         self._recorded.pop(turn.number, None)
         return turn
 
-    def divergence(self, request: TurnRequest) -> AgentDiverged | None:
+    def divergence(self, request: TurnRequest) -> Diverged | None:
         """The error of a request that no turn answers, if the agent makes one request at a time;
         None when all turns were requested, or some were under way at once.
         """
         if not self._recorded or self._overlap:
             return None
-        return AgentDiverged(f"{_difference(next(iter(self._recorded.values())), request)}; {HINT}")
+        return Diverged(f"{_difference(next(iter(self._recorded.values())), request)}; {HINT}")
 
     def check_finished(self) -> None:
-        """Raises AgentDiverged when the agent has ended without asking all that it asked before."""
+        """Raises Diverged when the agent has ended without asking all that it asked before."""
         if self._recorded:
             count = len(self._recorded)
-            raise AgentDiverged(
+            raise Diverged(
                 f"the agent did not ask again for {count} of the turns in its journal; {HINT}"
             )
 

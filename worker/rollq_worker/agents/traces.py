@@ -14,7 +14,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 from rollq.errors import JobFailure
 from rollq.events import Message, Observed, Prompt, Sampled
@@ -67,6 +67,18 @@ class Turn:
     def sampled(self) -> array[int]:
         count = sum(len(piece.ids) for piece in self.pieces)
         return self.trace.ids[self.begin : self.begin + count]
+
+    @property
+    def text(self) -> str:
+        """What it says to the agent, once it is over."""
+        assert self.message is not None, "it is over"
+        return str(self.message["content"])
+
+    @property
+    def calls(self) -> Sequence[Json]:
+        """Its calls in the agent's message, once it is over."""
+        assert self.message is not None, "it is over"
+        return cast("Sequence[Json]", self.message.get("tool_calls", ()))
 
     @property
     def conversation(self) -> list[Message]:

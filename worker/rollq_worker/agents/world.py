@@ -12,11 +12,11 @@ from rollq.env import Action, Environment, Observation, Sandbox, User
 from rollq.errors import EnvironmentFailure
 from rollq.events import Acted, Closed, Event, Message, Stop
 from rollq.job import Json
-from rollq_worker.agents.recorded import HINT, AgentDiverged
+from rollq_worker.agents.recorded import HINT
 from rollq_worker.episode.environment_checks import check_observation, close
 from rollq_worker.episode.messages import for_environment, recorded_action, schemas_of
 from rollq_worker.episode.resume import Recording
-from rollq_worker.failures import errors_become
+from rollq_worker.failures import Diverged, errors_become
 
 
 class World:
@@ -66,7 +66,7 @@ class World:
         return bool(self._recording)
 
     def act(self, action: Action) -> Observation:
-        """Carry out an action. Raises EnvironmentFailure, and AgentDiverged when another one was
+        """Carry out an action. Raises EnvironmentFailure, and Diverged when another one was
         recorded.
         """
         self.acted = True
@@ -101,12 +101,12 @@ class World:
         return observation
 
     def _check_repeated(self, action: Action) -> None:
-        """Raises AgentDiverged for another action than the recorded one."""
+        """Raises Diverged for another action than the recorded one."""
         if isinstance(recorded := self._recording.next, Acted):
             name = recorded.action["name"]
             arguments = dict(recorded.action["arguments"])
             if (name, arguments) != (action.name, dict(action.arguments)):
-                raise AgentDiverged(
+                raise Diverged(
                     f"the agent's step was {name}({arguments!r:.100}) and is "
                     f"{action.name}({dict(action.arguments)!r:.100}) now; {HINT}"
                 )
@@ -116,7 +116,7 @@ class World:
         return close(self._environment, stop, unfinished="" if self.done else unfinished)
 
     def check_finished(self) -> None:
-        """Raises AgentDiverged when the agent has not made all recorded steps."""
+        """Raises Diverged when the agent has not made all recorded steps."""
         left = len(self._recording)
         if left:
-            raise AgentDiverged(f"the agent did not repeat {left} of its steps; {HINT}")
+            raise Diverged(f"the agent did not repeat {left} of its steps; {HINT}")

@@ -14,16 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollq.env import User
-from rollq.errors import EnvironmentFailure
 from rollq.events import Acted, Event, Message, Observed, Prompt, Sampled
 from rollq.images import text_of
 from rollq_worker.episode.messages import user_messages_in
-
-
-class Diverged(EnvironmentFailure):
-    """The replay of an episode differs from its journal. The episode starts again in a fresh
-    environment.
-    """
+from rollq_worker.failures import Diverged
 
 
 class Recording:

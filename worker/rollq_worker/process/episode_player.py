@@ -25,8 +25,7 @@ from rollq_worker.engine.pool import EnginePool
 from rollq_worker.environments import domain
 from rollq_worker.episode import loop
 from rollq_worker.episode.messages import schemas_of
-from rollq_worker.episode.resume import Diverged
-from rollq_worker.failures import OtherWeights
+from rollq_worker.failures import Diverged, OtherWeights
 from rollq_worker.process import memory
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.bound_engines import bound_engine

@@ -33,7 +33,7 @@ from rollq.servers.retry import CONNECTION_ERRORS, RetryLoop
 from rollq.settings import Settings
 from rollq.token_stats import count_tokens
 from rollq_worker.engine.pool import EnginePool
-from rollq_worker.failures import Drained, OtherWeights
+from rollq_worker.failures import Diverged, Drained, OtherWeights
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.leases import Leases
 from rollq_worker.process.episode_player import EpisodePlayer
@@ -189,6 +189,9 @@ class JobRunner:
             return self._fenced(attempt, str(e))
         except Drained:
             return self._release(attempt)
+        except Diverged as e:
+            log.warning("%s: it begins again without its journal: %s", job.id, e)
+            return self._release(attempt, restart=True)
         except OtherWeights as e:
             log.info("%s: it comes again in %g s", e, LATER_S)
             return self._release_for_later(attempt)
@@ -271,9 +274,9 @@ class JobRunner:
         self._resend(attempt.ledger, attempt.job.id, LATER_S)
         return summary
 
-    def _release(self, attempt: Attempt) -> Summary:
+    def _release(self, attempt: Attempt, *, restart: bool = False) -> Summary:
         warning = f"{attempt.job.id}: not released (%s): its lease expires"
-        released = self._hand_back(attempt.release, warning)
+        released = self._hand_back(partial(attempt.release, restart=restart), warning)
         return {"job": attempt.job.id, "stop": "released" if released else "fenced"}
 
     def _hand_back(self, call: Callable[[], object], failed: str) -> bool:

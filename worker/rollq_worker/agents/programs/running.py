@@ -52,6 +52,18 @@ STOP_S = 3.0
 """Seconds from SIGTERM to SIGKILL, and for which the end of an agent's thread is waited for."""
 
 
+KILLING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
+"""Signals that come from another program. A shell that runs the agent exits with 128 and the
+signal.
+"""
+
+
+class AgentKilled(AgentFailure):
+    """Another program has ended the agent: its policy's command, or the kernel for want of
+    memory.
+    """
+
+
 class Program(Protocol):
     """A running agent."""
 
@@ -221,7 +233,9 @@ class AgentProcess:
 
     @property
     def output(self) -> str:
-        return "".join(self._last.copy())
+        text = "".join(self._last.copy()).rstrip()
+        code = self._process.returncode or 0
+        return f"{text}\n[ended by signal {-code}]".lstrip() if code < 0 else text
 
     def ended(self) -> bool:
         return self._process.poll() is not None
@@ -230,10 +244,12 @@ class AgentProcess:
         code = self._process.wait()
         # for its last words; what it left behind may hold them open for long
         self._reader.join(GRACE_S)
-        if code:
-            how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
-            raise AgentFailure(f"the agent {self._name} {how}; its last output:\n{self.output}")
-        return None
+        if not code:
+            return None
+        is_killed = (-code if code < 0 else code - 128) in KILLING
+        failure = AgentKilled if is_killed else AgentFailure
+        how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
+        raise failure(f"the agent {self._name} {how}; its last output:\n{self.output}")
 
     def stop(self) -> None:
         """End its whole process group, and with it its other processes.

@@ -257,10 +257,12 @@ class Attempt:
             reason,
         )
 
-    def release(self) -> None:
-        """Write the events held back and give the job back at no cost."""
+    def release(self, *, restart: bool = False) -> None:
+        """Write the events held back and give the job back at no cost. With `restart`, the next
+        attempt begins without the journal.
+        """
         self._write_before_end()
-        self.ledger.release(self.job.id, self.lease)
+        self.ledger.release(self.job.id, self.lease, restart=restart)
 
     def are_fresh(self, weight_version: str, oldest: int) -> bool:
         """True if these weights are of the `oldest` step or a later one: `Versions.are_fresh`."""

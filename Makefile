@@ -66,10 +66,10 @@ test-tau: $(VENV)/tau/.done
 	  $(BIN)/python -m pytest -q -n 2 tests/rollq_integrations/tau/test_real_tau_bench.py \
 	  tests/rollq_integrations/tau/test_real_tau2.py $(ARGS)
 
-# Claude Code and Codex CLI as they are, in a network namespace with nothing but loopback.
-test-agents: $(VENV)/agents/.done
-	unshare --map-root-user --net sh -c 'ip link set lo up && \
-	  PATH="$(abspath $(VENV))/agents/node_modules/.bin:$$PATH" $(BIN)/python -m pytest -q -m agents $(ARGS)'
+# Claude Code and Codex CLI as they are, the pinned and the latest, in a network namespace with nothing but loopback.
+test-agents: $(VENV)/agents/latest/.done
+	for folder in agents agents/latest; do unshare --map-root-user --net sh -c "ip link set lo up && \
+	  PATH=$(abspath $(VENV))/$$folder/node_modules/.bin:$$PATH $(BIN)/python -m pytest -q -m agents $(ARGS)" || exit 1; done
 
 # The pages in a real Chromium without a window: the one on PATH, or that of ROLLQ_CHROMIUM.
 test-browser: $(VENV)/.browser $(VENV)/.docs
@@ -165,9 +165,12 @@ $(VENV)/routers/.done: | $(VENV)/.pip
 TAU_BENCH = https://github.com/sierra-research/tau-bench 59a200c6d575d595120f1cb70fea53cef0632f6b
 TAU2_BENCH = https://github.com/sierra-research/tau2-bench a2c024725189473d2d7cea3a5cfdbcc67478e41f
 
-$(VENV)/agents/.done: | $(VENV)/.test
-	npm install --silent --no-audit --no-fund --prefix $(VENV)/agents @anthropic-ai/claude-code@2.1.197 @openai/codex@0.171.0
-	node $(VENV)/agents/node_modules/@anthropic-ai/claude-code/install.cjs
+CLIS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.171.0
+$(VENV)/agents/latest/.done: CLIS := @anthropic-ai/claude-code@latest @openai/codex@latest
+$(VENV)/agents/latest/.done: | $(VENV)/agents/.done
+$(VENV)/agents/.done $(VENV)/agents/latest/.done: | $(VENV)/.test
+	npm install --silent --no-audit --no-fund --prefix $(@D) $(CLIS)
+	node $(@D)/node_modules/@anthropic-ai/claude-code/install.cjs
 	touch $@
 
 # The commits are those of the extras tau-bench and tau2. What tau2's domains import is little of what it depends on.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rollq.env import Episode
+from rollq.events import Observed
 from rollq_worker.agents.dialects.responses import Responses
 from rollq_worker.agents.turn_request import TurnRequest
 from rollq_worker.fakes import FakeRenderer
@@ -337,3 +338,52 @@ def test_errors_have_the_form_of_the_dialect() -> None:
             assert refused.value.code == "previous_response_not_found"
 
     play(agent, "hi")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_unreadable_call_is_the_programs_to_refuse(stream: bool) -> None:
+    broken = '{"name": "look", "arguments": {"at": 1'
+    given: list[Any] = []
+
+    def agent(episode: Episode) -> None:
+        _, asked = episode.messages
+        with with_anthropic(episode) as client:
+            options: Any = {**ASKED, "tools": [ANTHROPIC_TOOL], "messages": [asked]}
+            said = answer(client.messages, stream, **options)
+            [call] = said.content
+            assert (call.name, call.input) == ("look", {"INVALID_JSON": broken})
+            result = {"type": "tool_result", "tool_use_id": call.id, "is_error": True}
+            result["content"] = "not valid"
+            # It comes back without what it cannot mean.
+            back = {"type": "tool_use", "id": call.id, "name": "look", "input": {}}
+            options["messages"] += [
+                {"role": "assistant", "content": [back]},
+                {"role": "user", "content": [result]},
+            ]
+            answer(client.messages, stream, **options)
+        with with_openai(episode) as client:
+            got = answer(client.responses, stream, model="m", input="hi", tools=[OPENAI_TOOL])
+            given.extend(item.arguments for item in got.output)
+            asked = [{"role": "user", "content": "ho"}]
+            chat = client.chat.completions.create(model="m", messages=asked, tools=[TOOL])
+            given.extend(call.function.arguments for call in chat.choices[0].message.tool_calls)
+
+    played = play(agent, broken, "so", broken, broken)
+    assert given == [broken, broken]
+    assert len(played.traces) == 3
+    assert [event.errors != () for event in played.events if isinstance(event, Observed)] == [
+        *(True, False, True, True)
+    ]
+
+
+def test_the_policy_is_listed_in_the_dialects_form() -> None:
+    def agent(episode: Episode) -> None:
+        with with_anthropic(episode) as client:
+            assert [model.display_name for model in client.models.list()] == ["rollq"]
+            assert client.models.retrieve("claude-x").id == "claude-x"
+        with with_openai(episode) as client:
+            assert [model.owned_by for model in client.models.list()] == ["rollq"]
+            assert client.models.retrieve("gpt-x").id == "gpt-x"
+        post(episode, {"messages": [user("?")]})
+
+    play(agent, "so")

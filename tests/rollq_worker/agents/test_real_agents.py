@@ -5,6 +5,8 @@ loopback: `make test-agents`.
 import json
 import shutil
 import socket
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +62,18 @@ def test_it_reads_edits_and_tests_a_file(agent: str) -> None:
     assert "return a - b" in results[1] and "42" in results[3]
 
 
-PNG = bytes.fromhex(
-    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d4944415478da6364f8"
-    "cf500f0003860180a530a2350000000049454e44ae426082"
-)
+def png() -> bytes:
+    """A picture of one pixel."""
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(b"\0\xff\0\0")),
+        (b"IEND", b""),
+    ]
+    written = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(written)
 
 
 def own_tools(folder: Path) -> dict[str, list[str]]:
@@ -94,12 +104,37 @@ def own_tools(folder: Path) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("agent", TOOLS)
 def test_its_own_tools_keep_one_trace(agent: str, tmp_path: Path) -> None:
-    (tmp_path / "x.png").write_bytes(PNG)
+    (tmp_path / "x.png").write_bytes(png())
     calls = own_tools(tmp_path)[agent]
     done = played(agent, [*calls, "It is fixed."])
     results = [message["content"] for message in done.messages if message["role"] == "tool"]
-    print(*results, sep="\n---\n")
     assert (len(done.traces), done.turns) == (1, len(calls) + 1)
+    assert "a + b" in results[2] if agent == "codex" else "x + b" in results[5]
+    assert results[-1] == "[image]"
+
+
+@pytest.mark.parametrize("agent", TOOLS)
+def test_an_unreadable_call_is_told_to_the_policy(agent: str) -> None:
+    tool, key = TOOLS[agent]
+    broken = json.dumps({"name": tool, "arguments": {key: "echo hi"}})[:-3]
+    done = played(agent, [broken, "It is fixed."])
+    [told] = [message["content"] for message in done.messages if message["role"] == "tool"]
+    assert "InputValidationError" in told or "failed to parse function arguments" in told
+    assert (len(done.traces), done.turns) == (1, 2)
+
+
+@pytest.mark.parametrize("agent", TOOLS)
+def test_a_policy_that_ends_its_agent_is_graded(agent: str) -> None:
+    tool, key = TOOLS[agent]
+    kill = json.dumps({"name": tool, "arguments": {key: "kill -9 $PPID"}})
+    done = played(agent, [kill, "never"])
+    assert (done.stop, done.reward, done.turns) == ("done", 0.0, 1)
+    assert done.info["agent_output"].endswith("[ended by signal 9]")
+
+
+def test_a_turn_of_codex_that_is_cut_ends_its_episode() -> None:
+    done = played("codex", [*said("codex")[:1], "x" * 5000])
+    assert (done.stop, done.reward, done.turns) == ("length", 0.0, 2)
 
 
 def test_another_attempt_of_claude_code_goes_on_after_any_turn() -> None:

@@ -24,7 +24,6 @@ from aiohttp import web
 from rollq.env import Observation
 from rollq_worker.agents.connections import Connections
 from rollq_worker.agents.dialects import Dialect, chat_completions, messages
-from rollq_worker.agents.dialects.chat_completions import model, models
 from rollq_worker.agents.dialects.responses import Responses
 from rollq_worker.agents.episode import AgentEpisode
 from rollq_worker.agents.traces import Turn
@@ -177,9 +176,7 @@ class _Served:
             refused = e
         except web.HTTPRequestEntityTooLarge:
             refused = RequestRefused("the request is too large", status=413)
-        is_anthropic = request.path.startswith("/v1/messages")
-        error = messages.error if is_anthropic else chat_completions.error
-        return web.json_response(error(refused), status=refused.status)
+        return web.json_response(_form_of(request).error(refused), status=refused.status)
 
     def _authorise(self, request: web.BaseRequest) -> None:
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -288,11 +285,11 @@ class _Served:
             return web.json_response({"input_tokens": number})
 
     async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
-        return web.json_response(models())
+        return web.json_response(_form_of(http).models())
 
     async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
         """Any name means the policy."""
-        return web.json_response(model(http.path.removeprefix(MODELS)))
+        return web.json_response(_form_of(http).model(http.path.removeprefix(MODELS)))
 
     async def _opening(self, http: web.BaseRequest) -> web.StreamResponse:
         """The task of the episode: `{"messages": [...], "tools": [...]}`."""
@@ -332,6 +329,12 @@ class _Served:
             except RuntimeError as e:  # the pool is closed
                 raise RequestRefused("the episode is over", code="episode_over", status=503) from e
             return await running
+
+
+def _form_of(http: web.BaseRequest) -> Any:
+    """The dialect of models and errors for this client."""
+    is_anthropics = http.path.startswith("/v1/messages") or "anthropic-version" in http.headers
+    return messages if is_anthropics else chat_completions
 
 
 def _request(dialect: Dialect, body: bytes) -> TurnRequest:

@@ -28,6 +28,7 @@ from rollq_worker.agents.turn_request import (
     longer,
     opening_digest,
 )
+from rollq_worker.agents.unreadable_calls import unreadable_call
 from rollq_worker.episode.messages import CallIds, assistant_message
 from rollq_worker.episode.next_prompt import bridge_behind
 from rollq_worker.episode.token_checks import TokenChecks
@@ -97,7 +98,7 @@ class Turn:
             replies=replies,
             ids=ids,
             errors=tuple(self.read.errors),
-            extra_calls=len(self.read.calls) - len(self.message.get("tool_calls", ())),
+            extra_calls=max(0, len(self.read.calls) - len(self.calls)),
             at=self.ended_at,
             seconds=seconds,
             trace=self.trace.number,
@@ -290,6 +291,10 @@ class TraceTree:
         turn.end = len(trace.ids)
         turn.ended_at = time.time()
         calls = read.calls[:1] if ONE_CALL in options else read.calls
+        unreadable = unreadable_call(read, trace.tools)
+        if unreadable is not None:
+            calls = [unreadable]
+            read = replace(read, content="")
         ids = self._call_ids.of(trace.renderer, read, calls)
         turn.message = assistant_message(read, list(zip(ids, calls, strict=True)))
         stops = options.get("stop", ())

@@ -24,6 +24,7 @@ from rollq_worker.agents.dialects.reading import (
 )
 from rollq_worker.agents.traces import Turn
 from rollq_worker.agents.turn_request import ONE_CALL, RequestRefused, TurnRequest
+from rollq_worker.agents.unreadable_calls import arguments_of
 
 MODEL = "rollq"
 """The name of the policy. Every other name means the same."""
@@ -139,8 +140,8 @@ def _call(call: Any, where: str) -> Json:
 
 def reply(turn: Turn, request: TurnRequest) -> dict[str, Any]:
     message = {**(turn.message or {}), "refusal": None}
-    if "tool_calls" in message and not message["content"]:
-        message["content"] = None
+    if turn.calls:
+        message |= {"tool_calls": _calls(turn), "content": message["content"] or None}
     return {
         **_head(turn, "chat.completion"),
         "choices": [
@@ -170,11 +171,18 @@ def _chunks(turn: Turn, request: TurnRequest) -> Iterator[dict[str, Any]]:
     for key in ("reasoning_content", "content"):
         if message.get(key):
             yield chunk({key: message[key]})
-    for n, call in enumerate(message.get("tool_calls", ())):
+    for n, call in enumerate(_calls(turn)):
         yield chunk({"tool_calls": [{"index": n, **call}]})
     yield chunk({}, _finish(turn))
     if request.usage:
         yield {**head, "choices": [], "usage": _usage(turn)}
+
+
+def _calls(turn: Turn) -> list[Json]:
+    return [
+        {**call, "function": {**call["function"], "arguments": arguments_of(call)}}
+        for call in turn.calls
+    ]
 
 
 def error(refused: RequestRefused) -> dict[str, Any]:
@@ -215,7 +223,7 @@ def _head(turn: Turn, kind: str) -> dict[str, Any]:
 
 
 def _finish(turn: Turn) -> str:
-    if turn.message and turn.message.get("tool_calls"):
+    if turn.calls:
         return "tool_calls"
     return "length" if turn.cut else "stop"
 

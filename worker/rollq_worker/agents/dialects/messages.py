@@ -209,6 +209,14 @@ def _events(turn: Turn) -> Iterator[dict[str, Any]]:
     yield {"type": "message_stop"}
 
 
+def model(name: str = MODEL) -> dict[str, Any]:
+    return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+def models() -> dict[str, Any]:
+    return {"data": [model()], "first_id": MODEL, "last_id": MODEL, "has_more": False}
+
+
 def error(refused: RequestRefused) -> dict[str, Any]:
     kinds = {
         401: "authentication_error",
@@ -248,7 +256,7 @@ def _content(turn: Turn) -> list[dict[str, Any]]:
 
 
 def _stopped(turn: Turn) -> dict[str, Any]:
-    if turn.message and turn.message.get("tool_calls"):
+    if turn.calls:
         return {"stop_reason": "tool_use", "stop_sequence": None}
     if turn.stop_text is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": turn.stop_text}

@@ -28,6 +28,7 @@ from rollq_worker.agents.dialects.reading import (
 )
 from rollq_worker.agents.traces import Turn
 from rollq_worker.agents.turn_request import ONE_CALL, RequestRefused, TurnRequest
+from rollq_worker.agents.unreadable_calls import arguments_of
 
 PARAMETERS = Parameters(
     sampling={"temperature": "temperature", "top_p": "top_p"},
@@ -226,7 +227,7 @@ def _output(turn: Turn) -> list[dict[str, Any]]:
                 **done,
             }
         )
-    if message.get("content") or not message.get("tool_calls"):
+    if message.get("content") or not turn.calls:
         # also an empty turn is one item at least
         part = {
             "type": "output_text",
@@ -236,13 +237,13 @@ def _output(turn: Turn) -> list[dict[str, Any]]:
         }
         reply_item = {"type": "message", "id": f"msg_{turn.number}", "role": "assistant"}
         output.append({**reply_item, "content": [part], **done})
-    for call in message.get("tool_calls", ()):
+    for call in turn.calls:
         named = {
             "type": "function_call",
             "id": f"fc_{turn.number}_{call['id']}",
             "call_id": call["id"],
         }
-        output.append({**named, **call["function"], **done})
+        output.append({**named, **call["function"], "arguments": arguments_of(call), **done})
     return output
 
 

@@ -5,6 +5,7 @@ the job instead.
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +23,8 @@ IN_FILE = "_FILE"
 environment shows it.
 """
 MOST_SLOTS = 999_999_999
+MOST_PROCESSES = 1024
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 FILE, REDIS = "file:", "redis:"
 """Prefixes of an engine address that names a list of addresses."""
 
@@ -56,6 +59,8 @@ class Settings:
     """
     concurrency: int = 64
     """ROLLQ_CONCURRENCY: episodes at once in one worker process."""
+    processes: int = 1
+    """ROLLQ_PROCESSES: processes of a worker. `auto`: as many as there are cores."""
     user_endpoints: Mapping[str, Endpoint] = field(default_factory=lambda: MappingProxyType({}))
     """ROLLQ_USER_ENDPOINTS: `name=url[,key_file=path];...`."""
     queues: tuple[str, ...] = (QUEUE,)
@@ -85,6 +90,7 @@ class Settings:
         if not self.engine_urls:
             raise SettingsError("ROLLQ_ENGINE_URL: no engine is named")
         whole_number("ROLLQ_CONCURRENCY", self.concurrency, 1, MOST_SLOTS, SettingsError)
+        whole_number("ROLLQ_PROCESSES", self.processes, 1, MOST_PROCESSES, SettingsError)
         are_distinct = len({*self.queues}) == len(self.queues) > 0
         if not are_distinct or not all(map(NAME.fullmatch, self.queues)):
             raise SettingsError(
@@ -104,7 +110,8 @@ class Settings:
             engine_urls=_names(env.get("ROLLQ_ENGINE_URL", ENGINE_URL)),
             tokenizer=env.get("ROLLQ_TOKENIZER"),
             template=env.get("ROLLQ_TEMPLATE"),
-            concurrency=_concurrency(env.get("ROLLQ_CONCURRENCY", "64")),
+            concurrency=_count("ROLLQ_CONCURRENCY", env.get("ROLLQ_CONCURRENCY", "64"), MOST_SLOTS),
+            processes=processes(env.get("ROLLQ_PROCESSES", "1")),
             user_endpoints=_endpoints(env.get("ROLLQ_USER_ENDPOINTS", "")),
             alive_file=Path(env["ROLLQ_ALIVE_FILE"]) if "ROLLQ_ALIVE_FILE" in env else None,
             queues=_names(env.get("ROLLQ_QUEUES", QUEUE)),
@@ -149,10 +156,29 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _concurrency(text: str) -> int:
+def processes(text: str) -> int:
+    """A number of processes; `auto` is the number of cores that this one may use. Raises
+    SettingsError.
+    """
+    if text == "auto":
+        return min(_cores(), MOST_PROCESSES)
+    return _count("ROLLQ_PROCESSES, unless it is auto,", text, MOST_PROCESSES)
+
+
+def _cores() -> int:
+    """At least 1. A container's limit counts, where it is one of cgroups v2."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # "max": no limit
+        quota, period = CPU_LIMIT.read_text().split()
+        cores = min(cores, int(quota) // int(period))
+    return max(1, cores)
+
+
+def _count(name: str, text: str, at_most: int) -> int:
     is_short = len(text) < 20  # Python refuses to read thousands of digits
     value = int(text) if is_short and text.strip().isdecimal() else text
-    return whole_number("ROLLQ_CONCURRENCY", value, 1, MOST_SLOTS, SettingsError)
+    return whole_number(name, value, 1, at_most, SettingsError)
 
 
 def _endpoints(text: str) -> Mapping[str, Endpoint]:

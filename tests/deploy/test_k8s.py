@@ -310,7 +310,8 @@ class TestScaling:
             for one in objects("ConfigMap")
             if one["metadata"]["name"].startswith("worker-")
         ]
-        assert spec["triggers"][0]["metadata"]["threshold"] == settings["ROLLQ_CONCURRENCY"]
+        slots = int(settings["ROLLQ_CONCURRENCY"]) * int(settings["ROLLQ_PROCESSES"])
+        assert int(spec["triggers"][0]["metadata"]["threshold"]) == slots
 
     def test_prometheus_finds_its_targets_by_the_names_of_services(self) -> None:
         (config,) = [

@@ -1,5 +1,6 @@
 """Addresses from the environment, and the connection they lead to."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,8 @@ def test_a_file_without_an_address(
         ("ENGINE_URL", ","),
         ("CONCURRENCY", "0"),
         ("CONCURRENCY", "1.5"),
+        ("PROCESSES", "0"),
+        ("PROCESSES", "all"),
         ("USER_ENDPOINTS", "http://h/v1"),
         ("USER_ENDPOINTS", "abc=,key_file=/run/key"),
         ("USER_ENDPOINTS", "a=ftp://h/v1"),
@@ -106,6 +109,19 @@ def test_what_cannot_be_is_refused(name: str, value: str, monkeypatch: pytest.Mo
     with pytest.raises(SettingsError) as caught:
         Settings.from_env()
     assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"), [("100000 100000", 1), ("50000 100000", 1), ("max 1", 0)]
+)
+def test_as_many_processes_as_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str, most: int
+) -> None:
+    file = tmp_path / "cpu.max"
+    file.write_text(f"{limit}\n")
+    monkeypatch.setattr("rollq.settings.CPU_LIMIT", file)
+    monkeypatch.setenv("ROLLQ_PROCESSES", "auto")
+    assert Settings.from_env().processes == (most or len(os.sched_getaffinity(0)))
 
 
 def test_several_engines(monkeypatch: pytest.MonkeyPatch) -> None:

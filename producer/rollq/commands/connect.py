@@ -31,6 +31,7 @@ def settings(args: argparse.Namespace) -> Settings:
         "tokenizer": "tokenizer",
         "template": "template",
         "concurrency": "concurrency",
+        "processes": "processes",
         "queues": "queues",
     }
     values: dict[str, Any] = {}

@@ -10,7 +10,7 @@ PROGRAM = """
 import os, sys, threading, time
 from rollq_worker.process import shutdown
 shutdown.RELEASE_AFTER_S, shutdown.EXIT_AFTER_S = {release_s}, {exit_s}
-watched = shutdown.Shutdown(threading.Event())
+watched = shutdown.Shutdown("w", threading.Event())
 watched.install()
 say = lambda word: os.write(1, f"{{word}}\\n".encode())  # a print in a daemon thread may abort \
 the interpreter's exit

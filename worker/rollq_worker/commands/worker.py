@@ -1,4 +1,4 @@
-"""`rollq worker`: one worker process in the foreground; it plays rollouts until told to stop."""
+"""`rollq worker`: plays rollouts in the foreground until told to stop, in one or more processes."""
 
 import argparse
 import os
@@ -18,7 +18,9 @@ from rollq.commands.flags.shared import (
     add_tokenizer,
 )
 from rollq.commands.flags.types import integer, listen_address, name
+from rollq.errors import SettingsError
 from rollq.pip_extras import needs
+from rollq.settings import processes
 
 if TYPE_CHECKING:
     from rollq_worker.process.job_task import JobRunner
@@ -36,7 +38,14 @@ def add(commands: Commands) -> None:
         "--concurrency",
         type=integer(1),
         metavar="N",
-        help="episodes at a time (ROLLQ_CONCURRENCY, else 64)",
+        help="episodes at a time in each process (ROLLQ_CONCURRENCY, else 64)",
+    )
+    parser.add_argument(
+        "--processes",
+        type=process_count,
+        metavar="N",
+        help="worker processes, which share the memory of what is loaded; one that dies is started "
+        "again; auto: as many as there are cores (ROLLQ_PROCESSES, else 1)",
     )
     parser.add_argument(
         "--queues",
@@ -70,9 +79,17 @@ def add(commands: Commands) -> None:
         type=listen_address,
         metavar="[HOST:]PORT",
         help="serve this process's metrics to Prometheus there, at 127.0.0.1 unless told "
-        "otherwise; port 0: a free one (docs/metrics.md)",
+        "otherwise; port 0: a free one; further processes take the next ports (docs/metrics.md)",
     )
     parser.set_defaults(run=run)
+
+
+def process_count(text: str) -> int:
+    """An argument type: a number of processes, or `auto`."""
+    try:
+        return processes(text)
+    except SettingsError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
 
 
 def queue_names(text: str) -> tuple[str, ...]:
@@ -111,7 +128,10 @@ def run(args: argparse.Namespace) -> int:
     secrecy.hide_addresses()
     secrecy.hide_memory()
     ping_redis(of_worker.redis_url)
-    code = main.main(of_worker, _serve_metrics(args))
+    number, tokenizer = 0, None
+    if of_worker.processes > 1:
+        number, of_worker, tokenizer = main.fork(of_worker)
+    code = main.main(of_worker, _serve_metrics(args, number), tokenizer)
     # Daemon threads may be logging. Then an exiting interpreter would find its streams locked, and
     # abort.
     sys.stdout.flush()
@@ -119,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
     os._exit(code)
 
 
-def _serve_metrics(args: argparse.Namespace) -> "Callable[[JobRunner], object]":
+def _serve_metrics(args: argparse.Namespace, number: int) -> "Callable[[JobRunner], object]":
     """With --metrics: serves metrics from now on, and those of the runner that it is told of."""
     if args.metrics is None:
         return lambda runner: None
@@ -127,7 +147,9 @@ def _serve_metrics(args: argparse.Namespace) -> "Callable[[JobRunner], object]":
         from rollq.metrics.exposition import Exposition
         from rollq_worker.process.monitoring.metrics import worker_metrics
     exposition = Exposition()
-    print(f"rollq worker: metrics at {exposition.serve(*args.metrics)}", flush=True)
+    host, port = args.metrics
+    address = exposition.serve(host, port + number if port else 0)
+    print(f"rollq worker: metrics at {address}", flush=True)
 
     def serve(runner: "JobRunner") -> None:
         exposition.read = partial(worker_metrics, runner)

@@ -151,6 +151,12 @@ class EnginePool:
             if engine not in self._retired:
                 self._forget(engine)
 
+    def ask(self) -> None:
+        """Ask every engine now whether it takes requests."""
+        with ThreadPoolExecutor(max(1, len(self._engines))) as pool:
+            # at once, because one that hangs answers late
+            list(pool.map(SGLangEngine.ready, self._engines))
+
     def watch(self) -> None:
         """Look for engines that hang, and ask those that are away, in a thread for each, until
         `close`. One more thread asks how busy they are.

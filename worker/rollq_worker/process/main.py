@@ -6,24 +6,28 @@ engine nearly all the time.
 """
 
 import logging
+import multiprocessing
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollq.client.producing.broker import Broker
 from rollq.servers.connection import connect
 from rollq.settings import Settings
 from rollq.urls import mask_url
+from rollq_worker.agents.programs.users import agent_users
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.process import celery_app, memory, startup_checks
 from rollq_worker.process.engine_list import EngineList
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.monitoring.description import Description
+from rollq_worker.process.parent import Parent, own_alive_file
 from rollq_worker.process.reaper import PATIENCE_S, Reaper
 from rollq_worker.process.shutdown import Shutdown, end_when_frozen
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -31,21 +35,57 @@ from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 log = logging.getLogger("rollq.worker")
 
 
-def main(settings: Settings, on_runner: Callable[[JobRunner], object] = lambda runner: None) -> int:
+class Forked(NamedTuple):
+    """One of several processes, whose parent has checked everything."""
+
+    number: int
+    """From 0 on. One that follows another has its number."""
+    settings: Settings
+    tokenizer: Tokenizer
+
+
+def fork(settings: Settings) -> Forked:
+    """Fork `settings.processes` workers. Returns in each of them; in the parent it raises
+    SystemExit, with the exit code, when a check fails or all have ended. Raises SettingsError.
+    """
+    memory.use_one_arena()
+    tokenizer = load_tokenizer(settings.tokenizer, settings.template)
+    memory.freeze_loaded_objects()
+    parent = Parent(settings.processes, settings.alive_file)
+    parent.check(lambda: check(settings, tokenizer))
+    number = parent.fork()
+    users = agent_users()
+    if users is not None:
+        users.keep_share(number, settings.processes)
+    if settings.alive_file is not None:
+        settings = replace(settings, alive_file=own_alive_file(settings.alive_file, number))
+    return Forked(number, settings, tokenizer)
+
+
+def main(
+    settings: Settings,
+    on_runner: Callable[[JobRunner], object] = lambda runner: None,
+    tokenizer: Tokenizer | None = None,
+) -> int:
     """Run a worker in the foreground until a signal stops it. Returns the exit code. `on_runner`
-    gets the runner of its jobs, before there are any.
+    gets the runner of its jobs, before there are any. `tokenizer`: of a parent, which has checked
+    everything.
 
     Raises SettingsError for a wrong setting, RollqError when Redis or the broker cannot be used.
     """
     memory.use_one_arena()
     name = f"rollq@{socket.gethostname()}-{os.getpid()}"
-    shutdown = Shutdown(threading.Event())
+    multiprocessing.current_process().name = name  # Celery's log begins each line with it
+    shutdown = Shutdown(name, threading.Event())
     shutdown.install()
-    tokenizer = load_tokenizer(settings.tokenizer, settings.template)
     connection = connect(settings.redis_url, max_connections=settings.concurrency + 50)
-    startup_checks.check(settings, connection)
     engine_list = EngineList(settings.engine_urls, connection)
-    engine = make_engine(settings, connection, tokenizer, engine_list.read())
+    if tokenizer is None:
+        tokenizer = load_tokenizer(settings.tokenizer, settings.template)
+        engine = checked_engine(settings, connection, tokenizer, engine_list)
+    else:
+        engine = make_engine(tokenizer, engine_list.read())
+        engine.ask()
     on_slots_lost = partial(shutdown.request, os.EX_TEMPFAIL)
     runner = JobRunner(
         settings, connection, engine, tokenizer, name, shutdown.draining, on_slots_lost
@@ -60,7 +100,6 @@ def main(settings: Settings, on_runner: Callable[[JobRunner], object] = lambda r
         impatient, broker, Description(runner, engine), settings.alive_file, clock.is_alive
     )
     app = celery_app.make_app(settings, runner)
-    celery_app.check_broker(app)
 
     def on_ready(consumer: Any) -> None:
         clock.start(consumer.timer)
@@ -81,19 +120,31 @@ def main(settings: Settings, on_runner: Callable[[JobRunner], object] = lambda r
 
     on_broken = partial(shutdown.request, celery_app.EXIT_BROKER)
     worker = celery_app.make_worker(app, settings, name, on_ready, on_broken)
-    startup_checks.check_engines(engine.engines, tokenizer.name)
     memory.freeze_loaded_objects()
     worker.start()
     release(runner, reaper)
     return shutdown.exit_code or int(worker.exitcode or 0)
 
 
-def make_engine(
-    settings: Settings,
-    connection: Any,
-    tokenizer: Tokenizer,
-    urls: Collection[str],
+def check(settings: Settings, tokenizer: Tokenizer) -> None:
+    """Check what a worker needs. Raises as `main` does."""
+    with connect(settings.redis_url) as connection:
+        engine_list = EngineList(settings.engine_urls, connection)
+        checked_engine(settings, connection, tokenizer, engine_list)
+
+
+def checked_engine(
+    settings: Settings, connection: Any, tokenizer: Tokenizer, engine_list: EngineList
 ) -> EnginePool:
+    """The engines, once all is checked. Raises as `main` does."""
+    startup_checks.check(settings, connection)
+    engine = make_engine(tokenizer, engine_list.read())
+    celery_app.check_broker(celery_app.bare_app(settings))
+    startup_checks.check_engines(engine.engines, tokenizer.name)
+    return engine
+
+
+def make_engine(tokenizer: Tokenizer, urls: Collection[str]) -> EnginePool:
     return EnginePool(
         urls,
         stop_ids=startup_checks.stop_ids(tokenizer),

@@ -27,6 +27,7 @@ process was suspended counts too.
 """
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+LEAVING = "second signal, leaving at once; leases expire by themselves"
 REQUESTED = 0
 """Written to the pipe in place of a signal's number when the worker itself asks to stop."""
 
@@ -34,7 +35,8 @@ REQUESTED = 0
 class Shutdown:
     """The signal handlers of a worker process and the watchdog that bounds its exit."""
 
-    def __init__(self, draining: threading.Event) -> None:
+    def __init__(self, name: str, draining: threading.Event) -> None:
+        self._name = name
         self.draining = draining
         self.exit_code = 0
         self._reader, self._writer = os.pipe()
@@ -80,14 +82,14 @@ class Shutdown:
             if not stopping:
                 stopping = True
                 if number != REQUESTED:
-                    os.write(2, b"rollq worker: stopping; running jobs go back to the queue\n")
+                    self._say("stopping; running jobs go back to the queue")
                 threading.Thread(target=self._stop, name="rollq-stop", daemon=True).start()
             elif number != REQUESTED:
-                os.write(
-                    2,
-                    b"rollq worker: second signal, leaving at once; leases expire by themselves\n",
-                )
+                self._say(LEAVING)
                 os._exit(1)
+
+    def _say(self, what: str) -> None:
+        os.write(2, f"rollq worker {self._name}: {what}\n".encode())
 
     def _stop(self) -> None:
         start = time.monotonic()

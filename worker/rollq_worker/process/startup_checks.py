@@ -40,10 +40,11 @@ def check(settings: Settings, connection: Any) -> None:
     _check_isolated(settings.isolate)
     _check_files(settings.isolate)
     users = agent_users()
-    if users and users.count < settings.concurrency:
+    at_once = settings.concurrency * settings.processes
+    if users and users.count < at_once:
         raise SettingsError(
-            f"{VARIABLE} has {users.count} users for {settings.concurrency} episodes at once "
-            "(ROLLQ_CONCURRENCY)"
+            f"{VARIABLE} has {users.count} users for {at_once} episodes at once "
+            "(ROLLQ_CONCURRENCY, in each of ROLLQ_PROCESSES)"
         )
     if settings.alive_file is not None:
         try:

@@ -19,10 +19,21 @@ class AgentUsers:
     """The numbers that are free."""
 
     def __init__(self, numbers: range) -> None:
-        self.count = len(numbers)
+        self._use(numbers)
+
+    def _use(self, numbers: range) -> None:
+        self._numbers = numbers
         self._free: SimpleQueue[int] = SimpleQueue()
         for number in numbers:
             self._free.put(number)
+
+    @property
+    def count(self) -> int:
+        return len(self._numbers)
+
+    def keep_share(self, index: int, shares: int) -> None:
+        """Leave the other shares to the other processes of this worker's parent."""
+        self._use(self._numbers[index::shares])
 
     def take(self) -> int:
         """A user that no command has. Processes of a killed worker with this user end."""

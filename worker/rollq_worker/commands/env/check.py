@@ -32,8 +32,8 @@ from rollq.job import Budget, Job, Json
 from rollq.trajectory import Trajectory
 from rollq_worker.episode import loop
 from rollq_worker.episode.messages import schemas_of
-from rollq_worker.episode.resume import Diverged
 from rollq_worker.extensions.authors_line import line_of
+from rollq_worker.failures import Diverged
 from rollq_worker.fakes import FakeEngine, FakeJournal, FakeRenderer
 from rollq_worker.process.attempts.time_limits import (
     OPEN_LIMIT_S,

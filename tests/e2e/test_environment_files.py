@@ -1,9 +1,10 @@
 """An environment from a file: who plays its jobs, and what is said where no worker can."""
 
+from functools import partial
 from pathlib import Path
 
 from rollq.servers.connection import connect
-from rollq.snapshot.fleet import FleetReader
+from rollq.snapshot.fleet import read_fleet
 from rollq.snapshot.holdups import fleet_holdup
 from tests.e2e.stack import Stack
 from tests.waiting import until
@@ -31,7 +32,7 @@ def test_only_a_worker_that_has_the_file_plays_it(stack: Stack, tmp_path: Path) 
     other.parent.mkdir()
     game.write_text(GAME)
     other.write_text(GAME + "# another version\n")
-    fleet = FleetReader(connect(stack.redis_url, patience_s=0))
+    fleet = partial(read_fleet, connect(stack.redis_url, patience_s=0))
     stack.engine("--env", "shop")
     without = stack.worker(2)
     other_version = stack.worker(2, "--env", str(other))
@@ -39,7 +40,7 @@ def test_only_a_worker_that_has_the_file_plays_it(stack: Stack, tmp_path: Path) 
         "submit", "--run", "r", "--env", str(game), "--tasks", "0-3", "--size", "2", "--seal"
     )
     assert submitted.returncode == 0 and f"rollq worker --env {game}" in submitted.stdout, submitted
-    until(lambda: "no live worker can play them" in fleet_holdup(fleet.read()))
+    until(lambda: "no live worker can play them" in fleet_holdup(fleet()))
     assert "there is no such file here" in stack.run("stats", "--run", "r").stdout
     stats = stack.stats("r")
     assert (stats["queued"], stats["dead"], stats["failures"]) == (8, 0, {})

@@ -3,6 +3,7 @@
 import json
 import shutil
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rollq.ledger.keys import WORKERS
 from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY
 from rollq.servers.connection import connect
 from rollq.servers.health import Level, findings
-from rollq.snapshot.fleet import FleetReader, FleetSnapshot
+from rollq.snapshot.fleet import FleetSnapshot, read_fleet
 from rollq.snapshot.holdups import fleet_holdup
 from rollq.snapshot.late import late_groups
 from rollq.snapshot.rollouts import RolloutReader
@@ -29,17 +30,17 @@ class Operator:
 
     def __init__(self, url: str) -> None:
         self._redis = connect(url, patience_s=0)
-        self._fleet = FleetReader(self._redis)
-        self.seen: FleetSnapshot = self._fleet.read()
+        self._fleet = partial(read_fleet, self._redis)
+        self.seen: FleetSnapshot = self._fleet()
 
     def sees(self, text: str) -> bool:
         """Whether `rollq top` says so now."""
-        self.seen = self._fleet.read()
+        self.seen = self._fleet()
         return text in fleet_holdup(self.seen)
 
     def sees_none(self) -> bool:
         """True when jobs are played and nothing holds them up."""
-        self.seen = self._fleet.read()
+        self.seen = self._fleet()
         return self.seen.in_flight > 0 and not fleet_holdup(self.seen)
 
     def waits(self, run: str) -> set[str]:

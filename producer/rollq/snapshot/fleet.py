@@ -20,11 +20,10 @@ from rollq.ledger.workers.live_workers import (
     OUTDATED,
     PAUSED,
     READY,
-    SILENT_S,
     STALLED,
     EngineUse,
     LiveWorker,
-    live_workers,
+    known_workers,
 )
 from rollq.ledger.workers.reaping import ActiveRuns
 from rollq.servers.health import server_info
@@ -35,8 +34,6 @@ MOST_RUNS = 20
 """Number of runs that are read: those with work, then the newest."""
 MOST_ACTIVE = 200
 """Number of runs with jobs that are compared, the newest ones."""
-LOST_S = 60.0
-"""Seconds for which a worker that is gone without a word is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +73,7 @@ class FleetSnapshot:
     server: Server
     workers: Sequence[LiveWorker]
     lost: Mapping[str, float] = field(default_factory=dict)
-    """Workers that were live and are gone without a word, and the seconds since they were last
-    heard of.
-    """
+    """Dead workers that did not sign off, and the seconds since they were last heard of."""
     names: Sequence[str] = ()
     """All runs, the oldest first, where the one that was asked for does not exist."""
     runs: Sequence[RunSnapshot] = ()
@@ -142,7 +137,12 @@ def read_one_run(reader: LedgerReader, oldest: int = 1) -> FleetSnapshot:
 
 def read_workers(connection: Any) -> FleetSnapshot:
     """The fleet without its runs."""
-    return FleetSnapshot(server=_server(connection), workers=live_workers(connection))
+    server, workers = _server(connection), known_workers(connection)
+    return FleetSnapshot(
+        server=server,
+        workers=[worker for worker in workers if worker.is_live],
+        lost={worker.name: worker.age_s for worker in workers if not worker.is_live},
+    )
 
 
 def each_run(connection: Any) -> Iterator[tuple[str, float, Mapping[str, Any] | LedgerError]]:
@@ -154,36 +154,6 @@ def each_run(connection: Any) -> Iterator[tuple[str, float, Mapping[str, Any] | 
             yield name, began, LedgerReader(connection, name).stats()
         except LedgerError as e:
             yield name, began, e
-
-
-class FleetReader:
-    """Reads the fleet again and again; it remembers the workers that it saw."""
-
-    def __init__(self, connection: Any, run: str | None = None) -> None:
-        """With `run`, of this run only."""
-        self._read = partial(read_fleet, connection, run)
-        self._seen: dict[str, tuple[float, bool]] = {}
-        """When each worker was last heard of, by the monotonic clock, and whether it was silent
-        then.
-        """
-
-    def read(self) -> FleetSnapshot:
-        """Raises what `read_fleet` raises."""
-        fleet = self._read()
-        return replace(fleet, lost=self._lost(fleet.workers))
-
-    def _lost(self, workers: Sequence[LiveWorker]) -> dict[str, float]:
-        now = time.monotonic()
-        for worker in workers:
-            self._seen[worker.name] = now - worker.age_s, worker.age_s >= SILENT_S
-        live = {worker.name for worker in workers}
-        # One that signed off was not silent before.
-        self._seen = {
-            name: (at, silent)
-            for name, (at, silent) in self._seen.items()
-            if name in live or (silent and now - at < LOST_S)
-        }
-        return {name: now - at for name, (at, _) in self._seen.items() if name not in live}
 
 
 def _server(connection: Any) -> Server:

@@ -1,7 +1,9 @@
 """The fleet as a value, from a real Redis in the state of each fleet."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,9 +24,10 @@ from rollq.ledger.workers.live_workers import (
     LiveWorker,
     live_workers,
     register,
+    unregister,
 )
 from rollq.snapshot import fleet as module
-from rollq.snapshot.fleet import FleetReader
+from rollq.snapshot.fleet import FleetSnapshot, read_fleet
 from rollq.snapshot.holdups import fleet_holdup
 from rollq.snapshot.run import PLACES
 from tests.rollq.groups import finish_groups
@@ -37,18 +40,18 @@ WORKER = LiveWorker(
 
 
 @pytest.fixture
-def fleet(ledger: Ledger) -> FleetReader:
-    return FleetReader(ledger.redis)
+def fleet(ledger: Ledger) -> Callable[[], FleetSnapshot]:
+    return partial(read_fleet, ledger.redis)
 
 
-def test_an_empty_redis(fleet: FleetReader) -> None:
-    found = fleet.read()
+def test_an_empty_redis(fleet: Callable[[], FleetSnapshot]) -> None:
+    found = fleet()
     assert (found.runs, found.workers, found.engines, fleet_holdup(found)) == ([], [], [], "")
     assert found.server.used and not found.server.trouble
 
 
 def test_a_run_with_its_oldest_group_and_its_staleness(
-    fleet: FleetReader, client: Client, ledger: Ledger
+    fleet: Callable[[], FleetSnapshot], client: Client, ledger: Ledger
 ) -> None:
     client.limit_staleness(2, 3)
     client.publish(0)
@@ -58,8 +61,8 @@ def test_a_run_with_its_oldest_group_and_its_staleness(
     claim(ledger, "r/old/0")
     finish_groups(ledger, "ready")
     client.publish(2)
-    ledger.redis.hset(ledger.keys.group("old"), "at", fleet.read().server.at - 90)
-    (run,) = fleet.read().runs
+    ledger.redis.hset(ledger.keys.group("old"), "at", fleet().server.at - 90)
+    (run,) = fleet().runs
     assert [run.counts[name] for name in ("run", "queued", "leased", "done")] == ["r", 2, 2, 2]
     assert [run.counts[f"groups_{place}"] for place in PLACES] == [2, 1, 0]
     assert (run.oldest and run.oldest.name, run.oldest_s) == ("old", pytest.approx(90, abs=20))
@@ -68,12 +71,12 @@ def test_a_run_with_its_oldest_group_and_its_staleness(
 
 
 def test_groups_of_both_purposes_and_those_of_an_older_rollq(
-    fleet: FleetReader, ledger: Ledger
+    fleet: Callable[[], FleetSnapshot], ledger: Ledger
 ) -> None:
     ledger.submit(group("eval", purpose=Purpose.EVAL))
     ledger.submit(group("train"))
     ledger.redis.hdel(ledger.keys.group("eval"), "at")
-    (run,) = fleet.read().runs
+    (run,) = fleet().runs
     assert (run.oldest and run.oldest.name, run.oldest_s, run.staleness("open")) == (
         "eval",
         None,
@@ -81,7 +84,9 @@ def test_groups_of_both_purposes_and_those_of_an_older_rollq(
     )
 
 
-def test_engines_are_those_of_all_workers(fleet: FleetReader, ledger: Ledger) -> None:
+def test_engines_are_those_of_all_workers(
+    fleet: Callable[[], FleetSnapshot], ledger: Ledger
+) -> None:
     a, b = EngineUse("http://a", READY, 3, 5, 2, 0.25), EngineUse("http://b", AWAY, 0)
     register(ledger.redis, replace(WORKER, engines=(a, b), turns_s=1.5, tokens_s=30.0))
     other = replace(
@@ -89,7 +94,7 @@ def test_engines_are_those_of_all_workers(fleet: FleetReader, ledger: Ledger) ->
     )
     register(ledger.redis, other)
     register(ledger.redis, replace(other, name="u"))
-    found = fleet.read()
+    found = fleet()
     first, second = found.engines
     assert (first.url, first.state, first.workers, first.episodes) == ("http://a", PAUSED, 3, 9)
     assert (first.running, first.queued, first.token_usage) == (6, 2, 0.25)
@@ -97,40 +102,41 @@ def test_engines_are_those_of_all_workers(fleet: FleetReader, ledger: Ledger) ->
     assert (found.slots, found.in_flight, found.turns_s, found.tokens_s) == (12, 7, 3.5, 30.0)
 
 
-def test_a_worker_that_is_gone_without_a_word_is_shown_and_one_that_signed_off_is_not(
-    fleet: FleetReader, ledger: Ledger
-) -> None:
+def test_a_worker_that_is_gone_without_a_word_is_named_for_a_minute(ledger: Ledger) -> None:
+    """Also by a command that looks once; one that signed off is not."""
     ledger.submit(group())
     for name in ("killed", "stopped", "alive"):
         register(ledger.redis, replace(WORKER, name=name))
-    aged(ledger.redis, "killed", SILENT_S + 1)
-    assert "nothing was heard of killed for " in fleet_holdup(fleet.read())
-    aged(ledger.redis, "killed", LIVE_S)
-    ledger.redis.hdel("rollq:workers", "stopped")
-    found = fleet.read()
-    assert [worker.name for worker in found.workers] == ["alive"] and set(found.lost) == {"killed"}
-    assert "nothing was heard of killed for " in fleet_holdup(found)
+    unregister(ledger.redis, "stopped")
+    for seconds, is_named in ((SILENT_S + 1, True), (LIVE_S, True), (20, True), (20, False)):
+        aged(ledger.redis, "killed", seconds)
+        found = read_fleet(ledger.redis)
+        assert ("nothing was heard of killed for " in fleet_holdup(found)) == is_named
+    assert [worker.name for worker in found.workers] == ["alive"] and not found.lost
 
 
 def test_runs_with_work_come_first_and_the_others_are_counted(
-    fleet: FleetReader, redis_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    fleet: Callable[[], FleetSnapshot],
+    redis_url: str,
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MOST_RUNS", 2)
     for run in ("busy", "r", "newest"):
         Ledger(ledger.redis, run).submit(group("g", run=run))
     claim(Ledger(ledger.redis, "busy"), "busy/g/0")
-    found = fleet.read()
+    found = fleet()
     assert ([run.run for run in found.runs], found.more_runs) == (["busy", "newest"], 1)
-    assert [run.run for run in FleetReader(ledger.redis, "r").read().runs] == ["r"]
+    assert [run.run for run in read_fleet(ledger.redis, "r").runs] == ["r"]
 
 
 def test_a_run_that_cannot_be_read_is_named_and_hides_no_other(
-    fleet: FleetReader, ledger: Ledger
+    fleet: Callable[[], FleetSnapshot], ledger: Ledger
 ) -> None:
     Ledger(ledger.redis, "damaged").submit(group("g", run="damaged"))
     ledger.submit(group())
     ledger.redis.set("rollq:{damaged}:leased", "junk")
-    found = fleet.read()
+    found = fleet()
     assert [run.run for run in found.runs] == ["r"]
     assert "rollq:{damaged}:leased" in fleet_holdup(found)
 
@@ -154,7 +160,7 @@ def test_a_run_that_cannot_be_read_is_named_and_hides_no_other(
     ],
 )
 def test_a_redis_that_takes_no_writes_comes_before_all_else(
-    fleet: FleetReader,
+    fleet: Callable[[], FleetSnapshot],
     ledger: Ledger,
     info: dict[str, Any],
     said: str,
@@ -162,33 +168,35 @@ def test_a_redis_that_takes_no_writes_comes_before_all_else(
 ) -> None:
     ledger.submit(group())
     monkeypatch.setattr("rollq.snapshot.fleet.server_info", lambda connection: info)
-    assert fleet_holdup(fleet.read()).startswith(said)
+    assert fleet_holdup(fleet()).startswith(said)
 
 
-def test_the_holdup_of_any_run_is_seen(fleet: FleetReader, ledger: Ledger) -> None:
+def test_the_holdup_of_any_run_is_seen(fleet: Callable[[], FleetSnapshot], ledger: Ledger) -> None:
     register(ledger.redis, WORKER)
     ledger.submit(group())
     claim(ledger, "r/g/0")
-    assert fleet_holdup(fleet.read()) == ""
+    assert fleet_holdup(fleet()) == ""
     Ledger(ledger.redis, "q").submit(group("g", run="q", queue="qwen"))
-    assert "run q: 2 queued jobs, 0 being played, and the live" in fleet_holdup(fleet.read())
+    assert "run q: 2 queued jobs, 0 being played, and the live" in fleet_holdup(fleet())
 
 
 def test_a_consumer_waits_in_a_run_without_work(
-    fleet: FleetReader, client: Client, ledger: Ledger
+    fleet: Callable[[], FleetSnapshot], client: Client, ledger: Ledger
 ) -> None:
     client.limit_staleness(1, 0)
     finish_groups(ledger, "a")
     next(client.batches(1)).ack()
-    assert fleet_holdup(fleet.read()) == ""
+    assert fleet_holdup(fleet()) == ""
     assert ledger.submit(group("b")).full
-    assert "admission lets no more groups in" in fleet_holdup(fleet.read())
+    assert "admission lets no more groups in" in fleet_holdup(fleet())
 
 
-def test_a_look_does_not_depend_on_the_number_of_jobs(fleet: FleetReader, ledger: Ledger) -> None:
+def test_a_look_does_not_depend_on_the_number_of_jobs(
+    fleet: Callable[[], FleetSnapshot], ledger: Ledger
+) -> None:
     def commands() -> int:
         before = sum(row["calls"] for row in ledger.redis.info("commandstats").values())
-        fleet.read()
+        fleet()
         return int(sum(row["calls"] for row in ledger.redis.info("commandstats").values()) - before)
 
     register(ledger.redis, WORKER)
@@ -201,7 +209,7 @@ def test_a_look_does_not_depend_on_the_number_of_jobs(fleet: FleetReader, ledger
 
 
 def test_a_run_costs_three_round_trips(
-    fleet: FleetReader, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    fleet: Callable[[], FleetSnapshot], ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[object] = []
     send = redis.Connection.send_packed_command
@@ -212,12 +220,12 @@ def test_a_run_costs_three_round_trips(
 
     def trips() -> int:
         sent.clear()
-        fleet.read()
+        fleet()
         return len(sent)
 
     for run in ("a", "b"):
         Ledger(ledger.redis, run).submit(group("g", run=run))
-    fleet.read()  # its scripts are known there from now on
+    fleet()  # its scripts are known there from now on
     monkeypatch.setattr(redis.Connection, "send_packed_command", counted)
     of_two = trips()
     for run in ("c", "d"):
@@ -225,21 +233,21 @@ def test_a_run_costs_three_round_trips(
     assert trips() - of_two == 2 * 3
 
 
-def test_rollouts_a_minute(fleet: FleetReader, ledger: Ledger) -> None:
+def test_rollouts_a_minute(fleet: Callable[[], FleetSnapshot], ledger: Ledger) -> None:
     finish_groups(ledger, "a")
-    found, pace = fleet.read(), Pace()
+    found, pace = fleet(), Pace()
     assert pace.of(found) == {}
     finish_groups(ledger, "b")
-    later = fleet.read()
+    later = fleet()
     for seconds, per_minute in ((30, 4.0), (80, pytest.approx(1.5)), (91, 0.0)):
         server = replace(later.server, at=found.server.at + seconds)
         assert pace.of(replace(later, server=server)) == {"r": per_minute}
 
 
-def test_the_json_has_everything(fleet: FleetReader, ledger: Ledger) -> None:
+def test_the_json_has_everything(fleet: Callable[[], FleetSnapshot], ledger: Ledger) -> None:
     register(ledger.redis, replace(WORKER, engines=(EngineUse("http://a", READY, 3),)))
     ledger.submit(group())
-    found = json.loads(json.dumps(as_json(fleet.read())))
+    found = json.loads(json.dumps(as_json(fleet())))
     assert found["slots"] == 4 and found["runs"][0]["oldest"] == "g"
     assert found["workers"][0]["engines"][0]["url"] == found["engines"][0]["url"] == "http://a"
     assert live_workers(ledger.redis)[0].name == found["workers"][0]["name"]

@@ -4,8 +4,9 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from rollq.commands.connect import check_run, ping_redis, settings
@@ -18,7 +19,7 @@ from rollq.errors import LedgerError, RollqError
 from rollq.servers.connection import connect
 from rollq.servers.refusal import no_answer
 from rollq.servers.retry import CONNECTION_ERRORS
-from rollq.snapshot.fleet import FleetReader, FleetSnapshot
+from rollq.snapshot.fleet import FleetSnapshot, read_fleet
 from rollq.snapshot.holdups import fleet_holdup
 from rollq.snapshot.run import RunSnapshot
 from rollq.urls import mask_url
@@ -62,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
             exit_on_sigterm(),
             open_screen(sys.stdout, live=not (args.once or args.json)) as screen,
         ):
-            _Top(args, FleetReader(connection, args.run_name), screen, mask_url(url)).look()
+            read = partial(read_fleet, connection, args.run_name)
+            _Top(args, read, screen, mask_url(url)).look()
     except KeyboardInterrupt:
         return 0  # the usual way to end it
     finally:
@@ -72,10 +74,14 @@ def run(args: argparse.Namespace) -> int:
 
 class _Top:
     def __init__(
-        self, args: argparse.Namespace, reader: FleetReader, screen: Screen, address: str
+        self,
+        args: argparse.Namespace,
+        read: Callable[[], FleetSnapshot],
+        screen: Screen,
+        address: str,
     ) -> None:
         self._args = args
-        self._reader = reader
+        self._read = read
         self._screen = screen
         self._address = address
         self._pace = Pace()
@@ -86,7 +92,7 @@ class _Top:
         while True:
             began = time.monotonic()
             try:
-                self._show(self._reader.read())
+                self._show(self._read())
                 self._away_since = None
             except (LedgerError, *CONNECTION_ERRORS) as e:
                 self._trouble(e)

@@ -1,9 +1,9 @@
 """The live workers: who plays at this moment, which queues, with which tokenizer, and on which
 engines.
 
-Every worker registers itself every few seconds in one hash of the ledger's Redis. An entry that was
-not renewed for LIVE_S seconds of Redis's clock is a dead worker's. Reapers and people decide with
-it whether a run can be played at all; no job's state depends on it.
+Every worker registers itself every few seconds in one hash of the ledger's Redis, and signs off
+when it ends. An entry that was not renewed for LIVE_S seconds of Redis's clock is a dead worker's.
+Reapers and people decide with it whether a run can be played at all; no job's state depends on it.
 """
 
 import json
@@ -24,6 +24,8 @@ REGISTER_EVERY_S = 5.0
 """Seconds after which a worker registers itself again."""
 LIVE_S = 15
 """Seconds without a registration after which a worker counts as dead."""
+LOST_S = 60
+"""Seconds without a registration after which a dead worker is forgotten."""
 SILENT_S = 8
 """Seconds without a registration after which a worker may well be dead."""
 READY, AWAY, PAUSED, STALLED, OUTDATED = "ready", "away", "paused", "stalled", "outdated"
@@ -104,6 +106,10 @@ class LiveWorker:
     age_s: float = field(default=0.0, compare=False)
     """Seconds since it registered, by Redis's clock, in whole seconds."""
 
+    @property
+    def is_live(self) -> bool:
+        return self.age_s <= LIVE_S
+
     def plays(self, tokenizer: str, template: str) -> bool:
         """True if it may play a run with these hashes; empty ones are not pinned yet, so every
         worker may.
@@ -125,8 +131,15 @@ def unregister(client: "redis.Redis", name: str) -> None:
 
 
 def live_workers(client: "redis.Redis") -> list[LiveWorker]:
-    """The live workers, by name, without entries that another program wrote. Raises LedgerError."""
-    rows: Any = guarded(WORKERS, lambda: _eval(client, "live_workers", LIVE_S), REMEDY)
+    """The live workers, by name. Raises LedgerError."""
+    return [worker for worker in known_workers(client) if worker.is_live]
+
+
+def known_workers(client: "redis.Redis") -> list[LiveWorker]:
+    """The live workers, and those that are gone without a word for less than LOST_S seconds; by
+    name, without entries that another program wrote. Raises LedgerError.
+    """
+    rows: Any = guarded(WORKERS, lambda: _eval(client, "known_workers", LOST_S), REMEDY)
     workers = filter(None, map(_worker, rows[::3], rows[1::3], rows[2::3]))
     return sorted(workers, key=lambda worker: worker.name)
 

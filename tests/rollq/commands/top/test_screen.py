@@ -15,7 +15,7 @@ from rollq.commands.top.frame import Cell, Frame, Table, fitted, frame
 from rollq.commands.top.screen import LiveScreen, Screen, open_screen, plain
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.live_workers import READY, EngineUse, LiveWorker, Wait, register
-from rollq.snapshot.fleet import FleetReader
+from rollq.snapshot.fleet import read_fleet
 from tests.rollq.commands.conftest import Fails
 from tests.rollq.groups import finish_groups
 from tests.rollq.samples import claim, group
@@ -103,7 +103,7 @@ def test_a_mistyped_run_and_no_redis(redis_url: str, ledger: Ledger, fails: Fail
 def test_what_others_have_written_is_only_text(played: Ledger, size: None) -> None:
     engines = (EngineUse(HOSTILE, HOSTILE, 1, 1, 0, 0.5),)
     waits = (Wait(HOSTILE, HOSTILE, 3.0),)
-    found = FleetReader(played.redis).read()
+    found = read_fleet(played.redis)
     worker = replace(
         WORKER, name=HOSTILE, queues=(HOSTILE,), engine=HOSTILE, engines=engines, waits=waits
     )
@@ -183,18 +183,17 @@ def test_it_goes_on_without_redis_and_the_last_frame_stays(
 ) -> None:
     """Three looks: one that works, one while Redis is away, and the one at which Ctrl-C comes."""
     looks = iter([None, ConnectionRefusedError("refused"), KeyboardInterrupt()])
-    read = FleetReader.read
 
-    def look(reader: FleetReader) -> Any:
+    def look(*of: Any) -> Any:
         error = next(looks)
         if isinstance(error, ConnectionRefusedError):
             raise module_error(str(error))
         if error is not None:
             raise error
-        return read(reader)
+        return read_fleet(*of)
 
     module_error = command.CONNECTION_ERRORS[0]
-    monkeypatch.setattr(FleetReader, "read", look)
+    monkeypatch.setattr(command, "read_fleet", look)
     monkeypatch.setattr(command, "REFRESH_S", 0.0)
     stream = Terminal()
     monkeypatch.setattr("sys.stdout", stream)

@@ -9,6 +9,7 @@ import redis
 from rollq.ledger.keys import WORKERS
 from rollq.ledger.workers.live_workers import (
     LIVE_S,
+    LOST_S,
     LiveWorker,
     live_workers,
     queues_of,
@@ -47,9 +48,17 @@ def test_a_worker_is_live_from_its_registration_to_its_end(client: "redis.Redis"
     assert live_workers(client) == [other]
 
 
-@pytest.mark.parametrize(("by_s", "live"), [(LIVE_S - 5, True), (LIVE_S + 2, False), (-60, False)])
-def test_one_that_is_silent_is_dead_and_forgotten(
-    client: "redis.Redis", by_s: int, live: bool
+@pytest.mark.parametrize(
+    ("by_s", "live", "known"),
+    [
+        (LIVE_S - 5, True, True),
+        (LIVE_S + 2, False, True),
+        (LOST_S + 2, False, False),
+        (-60, False, False),
+    ],
+)
+def test_one_that_is_silent_is_dead_and_then_forgotten(
+    client: "redis.Redis", by_s: int, live: bool, known: bool
 ) -> None:
     """An entry from the future was written before Redis's clock was set back; a live worker writes
     it again.
@@ -58,7 +67,7 @@ def test_one_that_is_silent_is_dead_and_forgotten(
     register(client, replace(WORKER, name="other"))
     aged(client, WORKER.name, by_s)
     assert [worker.name for worker in live_workers(client)] == ["other"] + [WORKER.name] * live
-    assert client.hlen(WORKERS) == 1 + live
+    assert client.hlen(WORKERS) == 1 + known
 
 
 @pytest.mark.parametrize(

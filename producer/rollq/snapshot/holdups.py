@@ -33,11 +33,14 @@ NAMED_RUNS = 5
 """Most runs that a text names."""
 GO_ON = (
     "if no update is under way, repeat the `rollq engines sync` that failed, or send it `POST "
-    "/continue_generation`"
+    "/continue_generation` (body `{}`)"
 )
 ENGINE_REMEDIES = {
     AWAY: "is away: start it, or take it off the list of engines (`--engine`)",
-    STALLED: f"has requests and shows no progress: {GO_ON}, or start it again",
+    STALLED: (
+        "has requests and shows no progress: start it again; where it may only be paused (old "
+        f"SGLang does not say so), {GO_ON}"
+    ),
     PAUSED: f"is paused, as for new weights: {GO_ON}",
     OUTDATED: (
         "serves weights that are older than what a run has published, or others than those that "
@@ -293,7 +296,7 @@ def _has_idle_engines(v: RunView) -> bool:
     idle = [state for state in v.engine_states.values() if state != READY]
     if not v.is_played or not idle:
         return False
-    return len(idle) == len(v.engine_states) or AWAY in idle or STALLED in idle
+    return len(idle) == len(v.engine_states) or any(state != OUTDATED for state in idle)
 
 
 def _has_no_adapter(v: RunView) -> bool:

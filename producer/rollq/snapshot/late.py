@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rollq.job import job_id
-from rollq.ledger.workers.live_workers import AWAY, READY, REGISTER_EVERY_S, SILENT_S, LiveWorker
+from rollq.ledger.workers.live_workers import READY, REGISTER_EVERY_S, SILENT_S, LiveWorker
 from rollq.snapshot.fleet import FleetSnapshot
 from rollq.snapshot.rollouts import GroupRecord, Rollout, RolloutReader
 from rollq.snapshot.run import failure_line
@@ -132,10 +132,8 @@ def _call_wait(rollout: Rollout, workers: Mapping[str, LiveWorker]) -> tuple[str
 
 def _engine_state(worker: LiveWorker) -> str:
     """The states of the worker's engines in brackets; empty when one may generate."""
-    if worker.engine == AWAY:
-        return " (away)"
-    states = {engine.state for engine in worker.engines}
-    return f" ({', '.join(sorted(states))})" if states and READY not in states else ""
+    states = {engine.state for engine in worker.engines} or {worker.engine}
+    return "" if READY in states else f" ({', '.join(sorted(states))})"
 
 
 def _queue_wait(backoff_s: float) -> str:

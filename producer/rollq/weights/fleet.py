@@ -386,8 +386,8 @@ def _sync_error(
     error = SyncError(
         f"{len(reasons)} of {len(reasons) + rest} engines {lack} version {version!r}: "
         + "; ".join(f"{url} ({reason})" for url, reason in reasons.items())
-        + ". They generate nothing under this version until the same update is made again; "
-        "see docs/weights.md"
+        + ". Correct the cause and repeat the update: it loads what is missing. An engine that "
+        "stays paused goes on then, or after an update to the weights that it had"
     )
     error.failed = reasons
     return error

@@ -202,7 +202,7 @@ class TestWorkers:
         live(ledger)
         live(ledger, "v")
         workers = [replace(worker, age_s=SILENT_S) for worker in live_workers(ledger.redis)]
-        monkeypatch.setattr(fleet, "live_workers", lambda client: workers)
+        monkeypatch.setattr(fleet, "known_workers", lambda client: workers)
         assert condition(ledger, **view) == "silent worker"
         workers[0] = replace(workers[0], age_s=0)
         assert f"nothing was heard of w for {SILENT_S} s" in found(ledger, **view).text
@@ -216,7 +216,7 @@ class TestWorkers:
         assert condition(ledger, **view) == "idle engine"
         assert "the engine http://a " in found(ledger, **view).text
         live(ledger, engines=(used("http://a", state), used("http://b", READY)))
-        assert condition(ledger, **view) == ("idle engine" if state in (AWAY, STALLED) else "")
+        assert condition(ledger, **view) == ("" if state == OUTDATED else "idle engine")
         live(ledger, engine=AWAY)
         assert "the engine of w is away" in found(ledger, **view).text
 

@@ -171,13 +171,24 @@ class TestFailures:
                 list(error.failed) == [bad.url]
                 and "HTTP 500 out of memory" in error.failed[bad.url]
             )
-            assert bad.url in str(error) and "docs/weights.md" in str(error)
+            assert bad.url in str(error) and "repeat the update: it loads what" in str(error)
             assert [done.url for done in error.updated] == [engines[0].url, engines[2].url]
             assert [engine.paused for engine in engines if engine is not bad] == [None, None]
             assert bad.paused or step == "/pause_generation"
             bad.answers.clear()
             assert [done.loaded for done in fleet.update(WEIGHTS, "7")] == [False, True, False]
         assert [(engine.version, engine.paused) for engine in engines] == [("7", None)] * 3
+
+    def test_an_engine_that_a_wrong_path_left_paused_goes_on_with_the_weights_before(self) -> None:
+        engine = FakeEngine()
+        with serving(engine) as urls:
+            fleet = Fleet(urls)
+            fleet.update("/weights/6", "6")
+            engine.answers["/update_weights_from_disk"] = (400, {"message": "no such folder"})
+            assert "after an update to the weights that it had" in str(failing(fleet))
+            engine.answers.clear()
+            fleet.update("/weights/6", "6")
+        assert (engine.version, engine.paused) == ("6", None)
 
     def test_the_weights_must_be_in_use(self) -> None:
         engine = FakeEngine()

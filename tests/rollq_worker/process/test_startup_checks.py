@@ -185,10 +185,8 @@ def test_a_missing_engine_is_only_warned_of(caplog: pytest.LogCaptureFixture) ->
     client = SGLangEngine(url)
     startup_checks.check_engines([client], "the model's")
     client.close()
-    assert (
-        f"no engine at {url}: nothing is claimed before there is one (`rollq engine`, --engine URL)"
-        in caplog.text
-    )
+    assert f"no engine is ready at {url} (" in caplog.text
+    assert "nothing is claimed before one is ready (`rollq engine`, --engine URL)" in caplog.text
 
 
 class TestTheFirstToken:
@@ -296,7 +294,7 @@ class TestTheFirstToken:
             assert self.warnings(url, caplog) == []
             requests.post(f"{url}/pause_generation", json={"mode": "abort"}, timeout=10)
             [warning] = self.warnings(url, caplog)
-            assert f"no engine at {url}" in warning  # as ever while it is paused
+            assert f"no engine is ready at {url} (/ready answers 503: it is paused)" in warning
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from dataclasses import replace
 from rollq.errors import EngineFailure, JobFailure
 from rollq.events import Finish
 from rollq.urls import mask_url
-from rollq_worker.engine.api.control import EngineControl
+from rollq_worker.engine.api.control import PAUSED, EngineControl
 from rollq_worker.engine.api.generate import ConnectionLost, cached_prompts, probe, sample_once
 from rollq_worker.engine.api.http import EngineHttp, WaitCut
 from rollq_worker.engine.api.reply import (
@@ -88,6 +88,8 @@ class SGLangEngine:
         self._proof = proof
         self.policies = ServedPolicies(self.control.get_json, self.name, self._shared.weight_waits)
         self._hung = False
+        self.paused = False
+        """True if it said so when it was asked last. Only one that is not available is asked."""
 
     @property
     def available(self) -> bool:
@@ -210,6 +212,7 @@ class SGLangEngine:
     def why_not_ready(self) -> str:
         """The same; why it takes none, or ""."""
         reason, unreachable = self.control.why_not_ready(hung=self._hung)
+        self.paused = reason == PAUSED
         if not reason and self.vocabulary.differs():
             reason = OTHER_TOKENIZER
         if reason:

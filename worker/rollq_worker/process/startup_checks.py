@@ -78,13 +78,15 @@ def check_engines(engines: Sequence[SGLangEngine], tokenizer: str) -> None:
         # at once, because one that hangs answers late
         checks = pool.map(check_engine, engines, repeat(tokenizer))
         states = list(zip(engines, checks, strict=True))
-    away = [engine for engine, state in states if not state.ready]
+    away = [(engine.name, state.why) for engine, state in states if not state.ready]
     if len(away) == len(engines):
-        then = "nothing is claimed before there is one"
+        then = "nothing is claimed before one is ready"
     else:
         then = "the others are used meanwhile"
-    for engine in away:
-        log.warning("no engine at %s: %s (`rollq engine`, --engine URL)", engine.name, then)
+    for name, why in away:
+        log.warning(
+            "no engine is ready at %s (%s): %s (`rollq engine`, --engine URL)", name, why, then
+        )
     if not engines:
         log.warning("no engine is listed: %s", then)
     for engine, state in states:

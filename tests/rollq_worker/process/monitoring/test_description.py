@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import cast
 
 import pytest
+import requests
 
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.live_workers import (
@@ -19,6 +20,7 @@ from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.scheduling.load_watch import Idle
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.monitoring.description import WINDOW_S, Description
+from tests.rollq_worker.engine.engine_servers import replaying
 from tests.rollq_worker.process.ledgers import submit
 
 
@@ -74,3 +76,18 @@ def test_engines_are_told_with_their_state_and_survive_the_way_through_redis(
     told = replace(worker, engines=(EngineUse(url, PAUSED, 1, 7, 3, 0.5), *worker.engines))
     register(ledger.redis, told)
     assert live_workers(ledger.redis) == [told]
+
+
+def test_a_paused_engine_that_takes_no_requests_is_not_away(
+    runner: JobRunner,
+) -> None:
+    """As a sync that failed leaves it. The watch of an engine that is away asks it so."""
+    with replaying() as url:
+        pool = EnginePool([url])
+        [engine] = pool.engines
+        describe = Description(runner, pool)
+        for path, state in (("pause_generation", PAUSED), ("continue_generation", READY)):
+            requests.post(f"{url}/{path}", json={}, timeout=10)
+            assert engine.ready() == (state == READY)
+            assert describe().engines[0].state == state
+        pool.close()

@@ -16,6 +16,7 @@ from rollq.servers.connection import connect
 from rollq.servers.health import Finding, Level
 from rollq.servers.refusal import no_answer
 from rollq.settings import Settings
+from rollq.snapshot.holdups import GO_ON
 from rollq.urls import mask_url
 from rollq_worker.commands.doctor.tokenizer import LOAD_TOKENIZER, check_tokenizer
 from rollq_worker.commands.env.check import check_environment, chosen
@@ -32,10 +33,7 @@ TASKS = 4
 ENVIRONMENT_S = 120.0
 START_REDIS = "start one with `rollq redis`, or pass --redis URL (ROLLQ_REDIS_URL)"
 CORRECT_REDIS = "correct the rights of its user, or what is said of a key"
-START_ENGINE = (
-    "start it, wait until it is loaded, continue it if it is paused, or pass --engine URL "
-    "(ROLLQ_ENGINE_URL)"
-)
+START_ENGINE = "start it, wait until it is loaded, or pass --engine URL (ROLLQ_ENGINE_URL)"
 
 
 def all_checks(args: argparse.Namespace, settings: Settings) -> list[Finding]:
@@ -131,7 +129,8 @@ def check_one_engine(
         state = check_engine(engine, tokenizer.name if tokenizer else "")
         if not state.ready:
             says = f"{engine.name} takes no requests: {state.why}"
-            return [Finding(name, Level.FAIL if named else Level.WARN, says, START_ENGINE)]
+            remedy = GO_ON if engine.paused else START_ENGINE
+            return [Finding(name, Level.FAIL if named else Level.WARN, says, remedy)]
         info = engine.control.get_json("/model_info")
         model = info.get("model_path") if isinstance(info, dict) else None
     except SettingsError as e:

@@ -21,6 +21,10 @@ LOAD_TIMEOUT_S = 2.0
 ABORT_TIMEOUT_S = 1.0
 
 
+PAUSED = "/ready answers 503: it is paused"
+"""Why a paused engine takes no requests."""
+
+
 class EngineControl:
     def __init__(self, http: EngineHttp) -> None:
         self._http = http
@@ -40,7 +44,7 @@ class EngineControl:
                 if status < 500:
                     return "", False
                 if not self._unhealthy():
-                    return f"/ready answers {status}", False
+                    return PAUSED if status == 503 else f"/ready answers {status}", False
             for path in ("/server_info", "/health"):
                 status = self._http.get(path, timeout_s=SCHEDULER_TIMEOUT_S).status
                 if status >= 500:

@@ -18,6 +18,7 @@ from rollq.ledger.workers.live_workers import (
     MAX_LEFT_ALONE,
     MAX_WAITS,
     OUTDATED,
+    PAUSED,
     READY,
     EngineUse,
     LiveWorker,
@@ -100,7 +101,7 @@ class Description:
 def _engine_use(usage: Usage) -> EngineUse:
     engine = usage.engine
     if not engine.available:
-        state: str = AWAY
+        state: str = PAUSED if engine.paused else AWAY
     elif engine.policies.outdated:
         state = OUTDATED
     else:

@@ -185,6 +185,23 @@ class TestWatching:
         assert state is not None and state.failures == {blamed: 1} and state.state == "queued"
         assert state.reason.startswith("nothing in 0.05 s while waiting for ")
 
+    def test_the_time_for_which_the_process_was_frozen_counts_for_no_call(
+        self, ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(leases_module, "TICK_S", 0.3)
+        leases = Leases(threading.Event())
+        with (
+            leases.hold(ledger, claim(ledger, deadline_s=70.0)) as attempt,
+            attempt.time_limits.call(EnvironmentFailure, "environment.step(x)", 70.0),
+        ):
+            leases.start()
+            time.sleep(0.1)
+            clock.ahead += 75.0
+            until(lambda: attempt.left_s > 60.0)
+            time.sleep(1.0)
+            assert not attempt.lost.is_set()
+        leases.stop()
+
     def test_the_deadline_passes_in_a_call(self, ledger: Ledger) -> None:
         leases = Leases(threading.Event())
         with (

@@ -147,10 +147,22 @@ class Leases:
         return released
 
     def _loop(self) -> None:
+        began = time.monotonic()
         while not self._stop.wait(TICK_S):
+            waited_s = time.monotonic() - began
+            if waited_s > 2 * TICK_S:
+                self.stand_still(waited_s - TICK_S)
             with self._logged("all"):
                 # this thread alone keeps every lease alive, whatever one tick raises
                 self.tick()
+            began = time.monotonic()
+
+    def stand_still(self, seconds: float) -> None:
+        """Set the clocks of all attempts back, because this process was frozen for so long: no
+        environment has failed meanwhile.
+        """
+        for attempt in self.held():
+            attempt.time_limits.stand_still(seconds)
 
     def _write_late(self) -> None:
         while not self._stop.wait(LOOK_EVERY_S):

@@ -109,9 +109,20 @@ class TimeLimits:
                 call.since += passed_s
                 call.away = ""
 
+    def stand_still(self, seconds: float) -> None:
+        """The clocks stood still for so long, until now."""
+        with self._lock:
+            if self._calls and self._calls[-1].away:
+                return  # they do so anyway
+            self._away_s += seconds
+            if self._calls:
+                self._calls[-1].since += seconds
+
     @property
     def away_s(self) -> float:
-        """Seconds so far in which something was away that a call waited for."""
+        """Seconds so far in which something was away that a call waited for, or the process was
+        frozen.
+        """
         with self._lock:  # the end of a wait moves its seconds from one term to the other
             call = self._calls[-1] if self._calls else None
             if call is None or not call.away:

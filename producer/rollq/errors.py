@@ -17,6 +17,7 @@
     ├── FunctionError          a function of the trainer raised or returned what it may not
     ├── MissingGroups          an exact batch cannot be made up without new submissions
     ├── ForOtherWorkers        only a worker set up otherwise can play the job; no cost
+    │   └── ServiceAway        a service that its environment needs does not answer; no cost
     └── RolloutFailure         an attempt failed; carries a FailureClass
         ├── EngineFailure      class engine   (infrastructure: retried, resumed)
         │   └── EngineBreach   also a ContractError: a reply breaks token fidelity
@@ -158,6 +159,12 @@ class MissingGroups(RollqError, RuntimeError):
 class ForOtherWorkers(RollqError):
     """Only a worker that was set up otherwise can play the job, so this one gives it back at no
     cost.
+    """
+
+
+class ServiceAway(ForOtherWorkers):
+    """A service that the environment needs, such as a container engine, does not answer this
+    worker. The job goes back at no cost, and comes again in seconds.
     """
 
 

@@ -7,7 +7,12 @@ from rollq.errors import SettingsError
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq_worker.process import incompatible_runs
-from rollq_worker.process.incompatible_runs import REPORT_S, SKIP_S, IncompatibleRuns
+from rollq_worker.process.incompatible_runs import (
+    AWAY_SKIP_S,
+    REPORTS,
+    SKIP_S,
+    IncompatibleRuns,
+)
 from rollq_worker.process.job_task import JobRunner
 from tests.clock import Clock
 from tests.rollq import samples
@@ -34,8 +39,12 @@ def test_a_run_is_skipped_for_a_minute_and_reported_a_little_longer(
     clock.ahead += SKIP_S
     assert not runs.skips("a")
     assert runs.reasons()
-    clock.ahead += REPORT_S - SKIP_S
+    clock.ahead += (REPORTS - 1) * SKIP_S
     assert not runs.reasons()
+    runs.record("a", "the container engine does not answer", AWAY_SKIP_S)
+    clock.ahead += AWAY_SKIP_S
+    assert not runs.skips("a")
+    assert runs.reasons()
 
 
 class TestRunsOfOthers:

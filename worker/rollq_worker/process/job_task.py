@@ -22,6 +22,7 @@ from rollq.errors import (
     JobFailure,
     LedgerError,
     RolloutFailure,
+    ServiceAway,
     UnknownSchema,
     WorkerFailure,
 )
@@ -37,7 +38,7 @@ from rollq_worker.failures import Diverged, Drained, OtherWeights
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.leases import Leases
 from rollq_worker.process.episode_player import EpisodePlayer
-from rollq_worker.process.incompatible_runs import IncompatibleRuns
+from rollq_worker.process.incompatible_runs import AWAY_SKIP_S, SKIP_S, IncompatibleRuns
 from rollq_worker.process.time_spent import TimeSpent
 from rollq_worker.remote.waiting import CHECK_S
 from rollq_worker.tokens.tokenizer import Tokenizer
@@ -263,9 +264,10 @@ class JobRunner:
 
     def _leave_alone(self, attempt: Attempt, error: UnknownSchema | ForOtherWorkers) -> Summary:
         """Give the job back at no cost, because only another version of rollq can read its journal,
-        or because only other workers have the file of its environment.
+        or because only other workers have the file or the services of its environment.
         """
-        self.incompatible_runs.record(attempt.job.run, str(error))
+        skip_s = AWAY_SKIP_S if isinstance(error, ServiceAway) else SKIP_S
+        self.incompatible_runs.record(attempt.job.run, str(error), skip_s)
         return self._release_for_later(attempt)
 
     def _release_for_later(self, attempt: Attempt) -> Summary:

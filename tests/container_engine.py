@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rollq.errors import EnvironmentFailure
-from rollq_integrations.sandbox.containers.engine import LABEL, engine, failures, sweep
+from rollq_integrations.sandbox.containers.engine import LABEL, client, engine, failures, sweep
 from tests.waiting import until
 
 IMAGE = os.environ.get("ROLLQ_TEST_IMAGE", "docker.io/library/python:3.11-slim")
@@ -28,8 +28,8 @@ def served() -> Iterator[None]:
     """A block in which DOCKER_HOST names an engine that has IMAGE."""
     with _served():
         yield
-        engine().close()
-        engine.cache_clear()
+        client().close()
+        client.cache_clear()
         gc.collect()
 
 
@@ -44,15 +44,21 @@ def _served() -> Iterator[None]:
         return
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder, "engine.sock")
-        service = subprocess.Popen(["podman", "system", "service", "--time=0", f"unix://{socket}"])
+        service = podman(socket)
         os.environ["DOCKER_HOST"] = f"unix://{socket}"
         try:
-            until(socket.exists, 60)
             yield
         finally:
             del os.environ["DOCKER_HOST"]
             service.terminate()
             service.wait(60)
+
+
+def podman(socket: Path) -> "subprocess.Popen[bytes]":
+    """Podman's service at this socket."""
+    service = subprocess.Popen(["podman", "system", "service", "--time=0", f"unix://{socket}"])
+    until(socket.exists, 60)
+    return service
 
 
 def containers(**labels: str) -> list[str]:

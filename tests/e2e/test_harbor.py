@@ -4,6 +4,7 @@ test-containers`.
 
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +57,40 @@ def test_no_container_is_left_after_a_storm_of_kills(
     assert rewards == [1.0] * 2 * SIZE
     assert stats["dead"] == 0 and stats["resumed"] > 0
     until(lambda: not containers(run=run), 2 * LEASE_S)
+
+
+@pytest.mark.skipif(not shutil.which("podman"), reason="it stops a service of its own, Podman's")
+@pytest.mark.parametrize("isolated", [False, True])
+def test_an_outage_of_the_container_engine_kills_no_job(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, isolated: bool
+) -> None:
+    monkeypatch.setenv("ROLLQ_ENV_FILES", "")
+    name, run = add_file(TASKS), f"outage-{isolated}"
+    monkeypatch.setenv("ROLLQ_ISOLATE", name if isolated else "")
+    stack.engine("--env", TASKS, "--latency", "1")
+    with tempfile.TemporaryDirectory() as folder, Client(stack.redis_url, run=run) as client:
+        socket = Path(folder, "engine.sock")
+        service = container_engine.podman(socket)
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{socket}")
+        client.submit([Job(env=name, task=0, size=SIZE, group=f"g{n}") for n in range(3)])
+        client.seal()
+        stack.worker(SIZE, "--env", TASKS)
+        stack.wait(lambda: len(containers(run=run)) >= SIZE // 2, 150, "containers")
+        service.kill()
+        service.wait(60)
+        stack.wait(lambda: "does not answer" in stack.run("top", "--once").stdout, 60, "a word")
+        socket.unlink()
+        service = container_engine.podman(socket)
+        try:
+            batches = client.batches(3, timeout=300)
+            rewards = [t.reward for batch in batches for t in batch.trajectories]
+            stats = client.stats()
+            assert rewards == [1.0] * 3 * SIZE
+            assert stats["dead"] == 0 and set(stats["failures"]) <= {"worker"}
+            until(lambda: not containers(run=run), 2 * LEASE_S)
+        finally:
+            service.terminate()
+            service.wait(60)
 
 
 @pytest.fixture

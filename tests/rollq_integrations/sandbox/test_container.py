@@ -12,11 +12,11 @@ import pytest
 
 from rollq.env import CommandResult
 from rollq.env.attempt import AttemptLabels, labelled
-from rollq.errors import EnvironmentFailure, JobFailure
+from rollq.errors import EnvironmentFailure, ForOtherWorkers, ServiceAway, WorkerFailure
 from rollq_integrations.sandbox import Container, image_of, pull
 from rollq_integrations.sandbox.containers import container as container_module
 from rollq_integrations.sandbox.containers import lease
-from rollq_integrations.sandbox.containers.engine import engine
+from rollq_integrations.sandbox.containers.engine import client
 from tests import container_engine
 from tests.container_engine import IMAGE, containers
 from tests.waiting import until
@@ -59,7 +59,7 @@ def test_what_is_left_running_goes_on_and_does_not_hold_up_its_command(box: Cont
 def test_time(box: Container) -> None:
     result = sh(box, "echo a; trap '' TERM; sleep 60 & sleep 61", seconds=1)
     assert result.output.startswith("a\n") and result.stopped == "it ran longer than 1 s"
-    assert "sleep" not in sh(box, "cat /proc/[0-9]*/cmdline").output.replace("cat /proc", "")
+    assert "sleep\x0061" not in sh(box, "cat /proc/[0-9]*/cmdline").output
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,50 @@ def test_time(box: Container) -> None:
         ("yes", "y\n" * 16_000),
         ("x=a; while :; do x=$x$x; done", ""),
         (":(){ :|:& };: ; wait", ""),
-        ("mkdir /run/rollq/x; head -c 99999999 /dev/zero > /run/rollq/x/y; echo", ""),
+        (
+            "mkdir /run/rollq/x; head -c 99999999 /dev/zero > /run/rollq/x/y; echo",
+            "[the 16 MB for outputs are full]",
+        ),
     ],
 )
 def test_what_takes_too_much_is_bounded(box: Container, bomb: str, says: str) -> None:
     assert sh(box, bomb, seconds=10).output.startswith(says)
     until(lambda: sh(box, "rm -rf /run/rollq/x; echo here").output == "here\n", 60)
+
+
+def test_output_is_bounded_whatever_the_policy_has_replaced(box: Container) -> None:
+    sh(box, "printf '#!/bin/sh\\nexec cat /dev/zero' > /tmp/head; chmod +x /tmp/head")
+    result = sh(box, "mv /tmp/head /usr/bin/head")
+    assert result.stopped == "it wrote more than 65536 bytes" and len(result.output) == 65536
+    assert sh(box, "rm /usr/bin/head; echo") == CommandResult("/run/rollq: 1: head: not found\n", 0)
+
+
+def test_all_processes_are_ended_where_there_is_no_room_for_another(box: Container) -> None:
+    sh(box, "bomb() { while :; do bomb & done; }; echo kept > /tmp/f; bomb", seconds=2)
+    box.end_processes()
+    until(lambda: sh(box, "cat /tmp/f").output == "kept\n", 10)
+    orphans = "for i in 1 2 3; do (sleep 0.1 &) ; done; sleep 1; grep -l ' Z ' /proc/[0-9]*/stat"
+    assert sh(box, orphans).output == ""
+
+
+def test_privileges(box: Container) -> None:
+    status = sh(box, "cat /proc/self/status").output
+    assert "NoNewPrivs:\t1\n" in status and "CapEff:\t00000000000404fb\n" in status
+    assert box.user == "root"
+
+
+def test_options_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLQ_SANDBOX_OPTIONS", '{"cap_add": [], "security_opt": []}')
+    with Container(IMAGE) as box:
+        status = sh(box, "cat /proc/self/status").output
+        assert "NoNewPrivs:\t0\n" in status and "CapEff:\t0000000000000000\n" in status
+    for wrong in ("{", "[]"):
+        monkeypatch.setenv("ROLLQ_SANDBOX_OPTIONS", wrong)
+        with pytest.raises(ForOtherWorkers, match="ROLLQ_SANDBOX_OPTIONS is no JSON"):
+            Container(IMAGE)
+    monkeypatch.setenv("ROLLQ_SANDBOX_OPTIONS", '{"memory": 1}')
+    with pytest.raises(ForOtherWorkers, match="has an unknown option"), Container(IMAGE) as box:
+        sh(box, "true")
 
 
 def test_there_is_no_network(box: Container) -> None:
@@ -147,18 +185,21 @@ def test_labels_and_its_end() -> None:
         sh(box, "true")
 
 
-def test_it_ends_with_a_worker_that_is_killed() -> None:
+@pytest.mark.parametrize("trick", ["true", "sleep 600 > /proc/1/fd/0 2>&1 &"])
+def test_it_ends_with_a_worker_that_is_killed(trick: str) -> None:
     code = (
         "import time\nfrom rollq.env.attempt import *\nfrom rollq_integrations.sandbox "
         "import Container\n"
         "with labelled(AttemptLabels('killed')):\n"
-        f" boxes = [Container('{IMAGE}') for _ in range(4)]\n[box.run(['true']) for box "
-        "in boxes]\ntime.sleep(600)"
+        f" boxes = [Container('{IMAGE}') for _ in range(4)]\n"
+        f"[box.run(['sh', '-c', '{trick}']) for box in boxes]\nprint('ready', flush=True)\n"
+        "time.sleep(600)"
     )
-    worker = subprocess.Popen([sys.executable, "-c", code])
-    until(lambda: len(containers(run="killed")) == 4, 120)
+    worker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert worker.stdout and worker.stdout.readline() == b"ready\n"
+    assert len(containers(run="killed")) == 4
     worker.send_signal(signal.SIGKILL)
-    worker.wait()
+    worker.communicate()
     until(lambda: not containers(run="killed"), 60)
 
 
@@ -171,15 +212,17 @@ def test_it_ends_when_its_worker_says_nothing_for_too_long(monkeypatch: pytest.M
         assert sh(box, "echo here").output == "here\n"
         monkeypatch.setattr(lease, "BEAT_S", 600)
         until(lambda: not containers(run="silent"), 60)
-        with pytest.raises(EnvironmentFailure, match="in the container, a command: "):
+        with pytest.raises(WorkerFailure, match="the container has gone"):
             sh(box, "true")
+        with pytest.raises(WorkerFailure, match="the container has gone"):
+            box.download("/etc/passwd")
 
 
 def test_an_engine_that_does_not_answer(box: Container, monkeypatch: pytest.MonkeyPatch) -> None:
     sh(box, "true")
     monkeypatch.setattr(container_module, "GRACE_S", -58)
     with pytest.raises(
-        EnvironmentFailure, match="the container engine took longer than 2 s for a command"
+        WorkerFailure, match="the container engine took longer than 2 s for a command"
     ):
         sh(box, "sleep 30", seconds=60)
 
@@ -207,8 +250,11 @@ def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nRUN echo reason; exit 7\n")
     with pytest.raises(EnvironmentFailure, match=r"(?s)the image rollq-none:2 .*reason"):
         image_of(tmp_path, "rollq-none:2", 300)
+    (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nRUN while sleep 1; do echo on; done\n")
+    with pytest.raises(EnvironmentFailure, match=r"(?s)rollq-none:3 .*took longer than 3 s.*on"):
+        image_of(tmp_path, "rollq-none:3", 3)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    engine.cache_clear()
-    with pytest.raises(JobFailure, match=r"no container engine answers: .*DOCKER_HOST"):
+    client.cache_clear()
+    with pytest.raises(ServiceAway, match=r"the container engine at unix:.*none.sock does not"):
         Container(IMAGE)
-    engine.cache_clear()
+    client.cache_clear()

@@ -60,6 +60,7 @@ def pack(
     try:
         parts, _ = container.get_archive(path)
     except docker.errors.NotFound as e:
+        container.reload()  # raises the same where the container has gone
         raise FileNotFoundError(path) from e
     for part in parts:
         into.write(part)

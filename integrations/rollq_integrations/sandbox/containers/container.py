@@ -11,7 +11,10 @@ tools.
 """
 
 import io
+import json
+import math
 import os
+import secrets
 import tarfile
 import tempfile
 import time
@@ -23,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollq.env import CommandResult, attempt_labels
-from rollq.errors import EnvironmentFailure
+from rollq.errors import EnvironmentFailure, ForOtherWorkers, RollqError, WorkerFailure
 from rollq_integrations.sandbox.containers.archives import (
     LARGEST_COPY,
     folders_for_all,
@@ -32,8 +35,19 @@ from rollq_integrations.sandbox.containers.archives import (
     read,
     without_ways_out,
 )
-from rollq_integrations.sandbox.containers.engine import LABEL, engine, failures
-from rollq_integrations.sandbox.containers.lease import HEARTBEAT, LEASE_S, LIVE
+from rollq_integrations.sandbox.containers.engine import (
+    LABEL,
+    WORKER_LABEL,
+    engine,
+    failures,
+    this_worker,
+)
+from rollq_integrations.sandbox.containers.lease import (
+    END_PROCESSES,
+    HEARTBEAT,
+    LEASE_S,
+    LIVE,
+)
 
 if TYPE_CHECKING:
     from docker.models.containers import Container as EngineContainer
@@ -41,27 +55,44 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 START_S = 120.0
 """Longest start in seconds, and longest upload or download."""
+WAIT_S = 1.0
+"""Seconds of one wait for the engine."""
 GRACE_S = 30.0
 """Seconds beyond a command's time in which the engine must report its end."""
 SHOWN = 32_768
 """Number of bytes of a command's output that are shown."""
+MOST_OUTPUT = 2 * SHOWN
+"""Number of bytes that the worker reads of it. The policy may have replaced `head`."""
 LONGEST_ARGUMENT = 100_000
 """Number of bytes of one argument; Linux takes 131,072."""
 OUTPUTS = "/run/rollq"
-"""A folder in memory inside, for the outputs of commands, and its size: a command that writes more
-has a full disk.
-"""
+"""A folder in memory inside, for the outputs of commands."""
+OUTPUTS_MB = 16
+"""Its size: a command that writes more has a full disk."""
 RUN = (
-    f'f="$0/$$"; timeout -s KILL "$@" >"$f" 2>&1 </dev/null; code=$?; head -c {SHOWN} "$f"; '
+    'set -C; f="$0/$1"; shift; timeout -s KILL "$@" >"$f" 2>&1 </dev/null; code=$?; '
+    f'head -c {SHOWN} "$f"; '
+    f'echo 2>/dev/null >>"$f" || echo "[the {OUTPUTS_MB} MB for outputs are full]"; '
     'rm -f "$f"; exit $code'
 )
-"""Runs a command for so many seconds. Processes that it leaves running go on, and do not hold up
-its end: they have the file, and not the connection.
+"""Runs a command for so many seconds, with its output in a new file of a random name, which another
+user cannot have made. Processes that it leaves running go on, and do not hold up its end: they have
+the file, and not the connection.
 """
 KILLED = 137
 """The exit code of a process that SIGKILL ended."""
 NETWORK = "ROLLQ_SANDBOX_NETWORK"
 """Environment variable of the worker: the engine's network for containers that may have one."""
+OPTIONS = "ROLLQ_SANDBOX_OPTIONS"
+"""Environment variable of the worker: a JSON object of options of docker-py's `containers.create`,
+which go before those here.
+"""
+KEPT_CAPABILITIES = (
+    "CHOWN DAC_OVERRIDE FOWNER FSETID KILL NET_BIND_SERVICE SETGID SETUID SYS_CHROOT".split()
+)
+"""Capabilities of Linux that root has inside: of Docker's own set those that installing packages
+and starting servers need.
+"""
 
 
 class Container:
@@ -90,7 +121,8 @@ class Container:
         any case if that is an internal one, which leads nowhere but to this machine. Otherwise it
         has loopback alone.
 
-        Raises JobFailure where there is no container engine.
+        Raises ServiceAway where no container engine answers, and ForOtherWorkers where the worker
+        has a wrong ROLLQ_SANDBOX_OPTIONS.
         """
         self._engine = engine()
         self._seconds = seconds
@@ -99,23 +131,28 @@ class Container:
         joined = _network(network)
         options: dict[str, Any] = {
             "image": image,
-            "command": ["sh", "-c", LIVE, str(LEASE_S)],
+            "command": ["sh", "-c", LIVE, str(LEASE_S // 2)],
             "stdin_open": True,  # and closed for ever with the connection of `attach_socket`
             "auto_remove": True,
             "labels": {
                 LABEL: "",
+                WORKER_LABEL: this_worker(),
                 **{f"rollq.{k}": str(getattr(labels, k)) for k in ("run", "job", "attempt")},
             },
             "environment": dict(env or {}),
             "volumes": {
                 source: {"bind": target, "mode": "ro"} for source, target in (mounts or {}).items()
             },
-            "tmpfs": {OUTPUTS: f"size={'16m'},mode=1777"},
+            "tmpfs": {OUTPUTS: f"size={OUTPUTS_MB}m,mode=1777"},
             "nano_cpus": int(cpus * 1e9),
             "mem_limit": memory,
             "memswap_limit": memory,
             "pids_limit": processes,
+            "cap_drop": ["ALL"],
+            "cap_add": KEPT_CAPABILITIES,
+            "security_opt": ["no-new-privileges"],
             **({"network": joined} if joined else {"network_mode": "none"}),
+            **_options(),
         }
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollq-container")
         self._started: Future[EngineContainer] = self._thread.submit(self._start, options, folders)
@@ -143,19 +180,31 @@ class Container:
             return CommandResult(
                 f"an argument has a null character or more than {LONGEST_ARGUMENT} bytes", 126
             )
-        argv = ["sh", "-c", RUN, OUTPUTS, f"{longest:g}", *command]
+        argv = ["sh", "-c", RUN, OUTPUTS, secrets.token_hex(8), f"{longest:g}", *command]
         options = {"environment": dict(env or {}), "user": user, "workdir": self._folder}
         began = time.monotonic()
-        ended = self._do(
-            "a command", longest, lambda container: container.exec_run(argv, **options)
+        output, code = self._do(
+            "a command", longest, lambda container: _run(container, argv, options)
         )
-        if ended.exit_code is None:  # it still runs
-            raise EnvironmentFailure("the container engine has closed the connection of a command")
-        late = ended.exit_code == KILLED and time.monotonic() - began >= longest
-        output = bytes(ended.output or b"").decode(errors="replace")
-        return CommandResult(
-            output, ended.exit_code, f"it ran longer than {longest:g} s" if late else ""
-        )
+        text = output[:MOST_OUTPUT].decode(errors="replace")
+        if len(output) > MOST_OUTPUT:
+            return CommandResult(text, KILLED, f"it wrote more than {MOST_OUTPUT} bytes")
+        if code is None:  # it still runs
+            raise WorkerFailure("the container engine has closed the connection of a command")
+        late = code == KILLED and time.monotonic() - began >= longest
+        return CommandResult(text, code, f"it ran longer than {longest:g} s" if late else "")
+
+    @property
+    def user(self) -> str:
+        """The user of commands that name none, as the image says."""
+        container = self._result(self._started, "its start", START_S)
+        return container.attrs["Config"]["User"] or "root"
+
+    def end_processes(self) -> None:
+        """Kill everything that runs inside, without a new process, for which there may be no room.
+        A container whose image has another user than root ends that user's processes alone.
+        """
+        self._do("a signal", START_S, lambda container: container.kill(END_PROCESSES))
 
     def upload(self, source: Path, target: str) -> None:
         made = io.BytesIO()
@@ -184,11 +233,14 @@ class Container:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False)
-        self._started.add_done_callback(_remove)
+        self._started.add_done_callback(_close)
 
     def _start(self, options: Mapping[str, Any], folders: Sequence[str]) -> "EngineContainer":
         with failures(f"a container of {options['image']}"):
-            container = self._engine.containers.create(**options)
+            try:
+                container = self._engine.containers.create(**options)
+            except TypeError as e:
+                raise ForOtherWorkers(f"{OPTIONS} has an unknown option: {e}") from e
             try:
                 container.start()
                 HEARTBEAT.join(
@@ -197,12 +249,7 @@ class Container:
                 container.put_archive("/", folders_for_all(folders))
             except BaseException:
                 HEARTBEAT.leave(container.id)
-                with (
-                    suppress(EnvironmentFailure),
-                    failures("removing a container"),
-                ):
-                    # Docker has done it
-                    container.remove(force=True)
+                _remove(container)
                 raise
             return container
 
@@ -213,15 +260,60 @@ class Container:
             future = self._thread.submit(call, container)
         except RuntimeError as e:
             raise EnvironmentFailure("the container was closed") from e
-        return self._result(future, what, seconds + GRACE_S)
+        try:
+            return self._result(future, what, seconds + GRACE_S)
+        except EnvironmentFailure as e:
+            if _runs(container):
+                raise
+            raise WorkerFailure(
+                f"the container has gone: its engine restarted, or its worker was silent for "
+                f"{LEASE_S} s ({e})"
+            ) from e
 
     def _result(self, future: "Future[T]", what: str, seconds: float) -> T:
-        if not wait([future], seconds).done:
-            raise EnvironmentFailure(
-                f"the container engine took longer than {seconds:g} s for {what}"
-            )
+        # A worker that was frozen has not waited meanwhile, so short waits are counted.
+        for _ in range(math.ceil(seconds / WAIT_S)):
+            if wait([future], WAIT_S).done:
+                break
+        else:
+            raise WorkerFailure(f"the container engine took longer than {seconds:g} s for {what}")
         with failures(f"in the container, {what}"):
             return future.result()
+
+
+def _run(
+    container: "EngineContainer", argv: Sequence[str], options: Mapping[str, Any]
+) -> tuple[bytes, int | None]:
+    """Output and exit code of a command; no more of the output than shows that it is too much."""
+    api = container.client.api
+    command = api.exec_create(container.id, argv, **options)["Id"]
+    stream = api.exec_start(command, stream=True)
+    output = bytearray()
+    try:
+        for part in stream:
+            output += part
+            if len(output) > MOST_OUTPUT:
+                return bytes(output), None
+    finally:
+        stream.close()
+    return bytes(output), api.exec_inspect(command)["ExitCode"]
+
+
+def _runs(container: "EngineContainer") -> bool:
+    with suppress(EnvironmentFailure), failures("looking at a container"):
+        container.reload()
+        return bool(container.status == "running")
+    return False
+
+
+def _options() -> dict[str, Any]:
+    try:
+        options = json.loads(os.environ.get(OPTIONS) or "{}")
+    except ValueError as e:
+        raise ForOtherWorkers(f"{OPTIONS} is no JSON: {e}") from e
+    if not isinstance(options, dict):
+        raise ForOtherWorkers(f"{OPTIONS} is no JSON object: {options!r:.100}")
+    return options
 
 
 def _network(outward: bool) -> str:
@@ -238,12 +330,14 @@ def _is_internal(network: str) -> bool:
         return bool(engine().networks.get(network).attrs["Internal"])
 
 
-def _remove(started: "Future[EngineContainer]") -> None:
-    with (
-        suppress(EnvironmentFailure),
-        failures("removing a container"),
-    ):
-        # if not now, it ends by itself
+def _close(started: "Future[EngineContainer]") -> None:
+    with suppress(RollqError):  # it has not started
         container = started.result()
         HEARTBEAT.leave(container.id)
+        _remove(container)
+
+
+def _remove(container: "EngineContainer") -> None:
+    """Remove a container that will otherwise end by itself, or has gone."""
+    with suppress(RollqError), failures("removing a container"):
         container.remove(force=True)

@@ -1,5 +1,8 @@
 """The lease of containers: each reads lines from its worker, and ends when they end. It knows
 nothing of commands.
+
+The main process of a container is a shell that uses nothing of its image, which the policy may
+change, and makes no process, for which there may be no room.
 """
 
 import os
@@ -8,16 +11,26 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from rollq.errors import EnvironmentFailure
+from rollq.errors import RollqError
 from rollq_integrations.sandbox.containers.engine import failures, sweep
 
 LEASE_S = 90
 """Seconds after which a container ends that has heard nothing from its worker."""
 BEAT_S = 20.0
 """Seconds between two lines to each container."""
-LIVE = 'while :; do timeout "$0" sh -c "read line"; case $? in 1 | 124) exit ;; esac; done'
-"""Main process of a container: it ends where the lines do (1), or after some seconds without one
-(124). It goes on where the policy has killed the reader of the lines.
+END_PROCESSES = "USR1"
+"""The signal at which the main process kills all others."""
+LIVE = (
+    '(heard=; trap heard=1 USR2; while sleep "$0"; do [ "$heard" ] || kill -USR2 1; heard=; done) '
+    "& clock=$!; "
+    'trap "caught=1; jobs >/dev/null" CHLD; '
+    f'trap "caught=1; kill -9 -1" {END_PROCESSES}; trap exit USR2; '
+    "while :; do caught=; if read line; then kill -USR2 $clock 2>/dev/null; "
+    'else [ "$caught" ] || exit; fi; done'
+)
+"""Main process of a container. It ends where the lines do. A child ends it where none came within
+the seconds that it is given. A signal interrupts `read`, too. In some shells only `jobs` reaps
+orphans.
 """
 
 
@@ -65,6 +78,6 @@ HEARTBEAT = Heartbeat()
 
 def _sweep_for_ever() -> None:
     while True:
-        with suppress(EnvironmentFailure), failures("removing containers"):
+        with suppress(RollqError), failures("removing containers"):
             sweep()
         time.sleep(60.0)

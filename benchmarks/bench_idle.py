@@ -5,7 +5,11 @@ reapers of workers that share this process, without Celery. Counted are the comm
 send (a script counts once) and the connections that they open. Compared are the commands with and
 without finished runs.
 
-    python benchmarks/bench_idle.py [--runs 1000] [--seconds 15] [--workers 4] [--json]
+Then one reaper of this process with many active runs, of which each has a message at the broker.
+Measured is its CPU and that of Redis.
+
+    python benchmarks/bench_idle.py [--runs 1000] [--active 2000] [--seconds 15] [--workers 4]
+        [--json]
 """
 
 import sys
@@ -25,13 +29,15 @@ from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.live_workers import LiveWorker
 from rollq.servers.connection import connect
-from rollq_worker.process.reaper import LOOK_EVERY_S, Reaper
+from rollq_worker.process.reaper import Reaper
 
-SETTLE_S = 2 * LOOK_EVERY_S
+SETTLE_S = 10.0
 """Seconds until finished runs have left the list of active ones and new workers are at rest."""
 REAPERS = 16
 MOST = 2.0
 """Finished runs may cost an idle worker this many times the commands that it sends without any."""
+MOST_CPU = 0.05
+"""Share of a core that looking after the active runs may take of Redis, and of a worker."""
 BROKER = ("brpop", "publish", "smembers", "llen", "lpush", "multi", "exec", "sadd")
 """Commands of Celery and kombu; the others are the ledger's."""
 
@@ -39,6 +45,7 @@ BROKER = ("brpop", "publish", "smembers", "llen", "lpush", "multi", "exec", "sad
 def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_for(__doc__)
     parser.add_argument("--runs", type=int, default=1000, help="finished runs (%(default)s)")
+    parser.add_argument("--active", type=int, default=2000, help="active runs (%(default)s)")
     parser.add_argument(
         "--seconds", type=float, default=15.0, help="seconds of each measurement (%(default)s)"
     )
@@ -48,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     with Processes() as processes:
         rows = measure(processes, args.workers, args.runs, args.seconds)
+        active = look_after(processes.redis(), args.active, args.seconds)
     alone = {row["finished runs"]: row["all"] for row in rows if row["who"] == "1 worker"}
     print("commands and connections a second\n")
     print(table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows]))
@@ -56,7 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         alone[args.runs] / alone[0],
         MOST,
     )
-    return conclude({"rows": rows}, [growth], args.json)
+    shares = [
+        Check(f"{args.active:,} active runs: {who}'s share of a core", share, MOST_CPU)
+        for who, share in active.items()
+    ]
+    return conclude({"rows": rows, "active": active}, [growth, *shares], args.json)
 
 
 def measure(processes: Processes, workers: int, runs: int, seconds: float) -> list[dict[str, Any]]:
@@ -96,11 +108,32 @@ def finish_runs(url: str, runs: int) -> None:
             ledger.seal()
 
 
+def look_after(url: str, runs: int, seconds: float) -> dict[str, float]:
+    """Shares of a core that Redis and a reaper take for so many active runs."""
+    with connect(url) as client:
+        for number in range(runs):
+            run = f"active-{number}"
+            job = Job(run=run, group="g", env="shop", task=0)
+            Ledger(client, run).submit([job], send_in_s=0)
+    with reapers(url, 1):
+        time.sleep(SETTLE_S + runs / 300)  # until all are sent
+        meter = RedisMeter(url)
+        began, redis, own = time.monotonic(), meter.cpu_seconds(), time.process_time()
+        time.sleep(seconds)
+        passed_s = time.monotonic() - began
+        shares = {
+            "Redis": (meter.cpu_seconds() - redis) / passed_s,
+            "a worker": (time.process_time() - own) / passed_s,
+        }
+        meter.close()
+    return shares
+
+
 @contextmanager
-def reapers(url: str) -> Iterator[None]:
+def reapers(url: str, count: int = REAPERS) -> Iterator[None]:
     """Reapers of as many workers, each with connections of its own."""
     found = []
-    for number in range(REAPERS):
+    for number in range(count):
         worker = LiveWorker(
             name=f"w{number}",
             queues=("rollq",),

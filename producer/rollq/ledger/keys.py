@@ -89,6 +89,8 @@ Redis's clock. `<job>` is `run/group/sample`.
 
 from rollq.job import QUEUE
 
+PREFIX = "rollq:"
+"""Of every key but the Celery queues."""
 RUNS = "rollq:runs"
 """All runs."""
 ACTIVE = "rollq:active"

@@ -79,16 +79,10 @@ class Scripts:
 
     def call(self, name: str, *args: Any) -> Reply:
         """The reply of lua/<name>.lua. Raises LedgerError."""
-        text, sha = source(name)
-        values = (*self._first_args, *args)
         try:
-            try:
-                reply = self.redis.execute_command("EVALSHA", sha, *values)
-            except redis.exceptions.NoScriptError:
-                reply = self.redis.execute_command("EVAL", text, *values)
+            return evaluate(self.redis, name, *self._first_args, *args)
         except redis.ResponseError as e:
             raise self.translated(self._about(name, args), e) from e
-        return Reply(reply)
 
     def _about(self, name: str, args: Sequence[Any]) -> str:
         """The script, and the first job among its arguments."""
@@ -125,6 +119,17 @@ class Scripts:
         if run != self.run:
             raise ContractError(f"job {job_id} is not of run {self.run}")
         return group, sample
+
+
+def evaluate(client: Any, name: str, *args: Any) -> Reply:
+    """The reply of lua/<name>.lua. `args`: the number of keys, the keys, and the arguments. Raises
+    redis.ResponseError.
+    """
+    text, sha = source(name)
+    try:
+        return Reply(client.execute_command("EVALSHA", sha, *args))
+    except redis.exceptions.NoScriptError:
+        return Reply(client.execute_command("EVAL", text, *args))
 
 
 @cache

@@ -41,7 +41,7 @@ TIMES = {
     constants: ["LEASE_S", "OUTAGE_S", "GRACE_S"],
     attempt: ["SHORT_WAIT_S"],
     leases: ["LEASE_S", "RENEW_EVERY_S", "TICK_S", "REPORT_S"],
-    reaper: ["TICK_S", "LOOK_EVERY_S", "SEND_S", "STAND_BY_S", "REGISTER_EVERY_S"],
+    reaper: ["TICK_S", "LEAVE_ALONE_S", "SEND_S", "STAND_BY_S", "REGISTER_EVERY_S"],
     reaping: ["ROLE_S"],
 }
 LEASE_S = constants.LEASE_S / SCALE

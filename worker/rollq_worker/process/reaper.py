@@ -57,10 +57,8 @@ added.
 While the engine is away, perhaps for days, no worker takes messages, and every job is sent again
 every ten minutes.
 """
-LOOK_EVERY_S = 5.0
-"""Seconds between two looks at the jobs of a run: one without jobs leaves the list of active runs.
-A run that cannot be read is left alone for as long.
-"""
+LEAVE_ALONE_S = 5.0
+"""Seconds for which a run that cannot be read is left alone."""
 
 
 class Reaper:
@@ -85,6 +83,8 @@ class Reaper:
         self._role = ReaperRole(connection, self._name)
         self._active = ActiveRuns(connection)
         self._runs: dict[str, _Run] = {}
+        self._queued = 0
+        """Queued jobs of all active runs."""
         self._workers: Sequence[LiveWorker] = ()
         self._workers_read = float("-inf")
         self._registered = float("-inf")
@@ -152,14 +152,13 @@ class Reaper:
             self._warn("this worker is not registered", e)
 
     def tick(self) -> int:
-        """Reap every active run, and send the jobs that are due. Returns how many jobs were sent.
+        """Reap the active runs, and send the jobs that are due. Returns how many jobs were sent.
 
         A run that fails does not hold up the others.
         """
         until = time.monotonic() + SEND_S
-        self._list_runs()
         sent = 0
-        more = list(self._runs.values())
+        more = self._due_runs()
         random.shuffle(more)
         for _ in range(20):  # most calls for one run
             due, more = self._reap(more)
@@ -168,17 +167,28 @@ class Reaper:
                 break
         return sent
 
-    def _list_runs(self) -> None:
+    def _due_runs(self) -> "list[_Run]":
         try:
-            names = self._active.names()
+            names, due, idle, self._queued = self._active.look(bool(self._empty_queues()))
         except (LedgerError, *CONNECTION_ERRORS) as e:
             self._warn("the list of active runs (those that this worker knows go on)", e)
             names = list(self._runs)
+            due, idle = list(names), []
+        self._remove(idle)
         lost = self._lost_run(names)
         if lost is not None:
             names.append(lost)
+            due.append(lost)
         before = self._runs
         self._runs = {name: before.get(name) or _Run(self.connection, name) for name in names}
+        return [self._runs[name] for name in due]
+
+    def _remove(self, idle: Sequence[str]) -> None:
+        try:
+            for name in idle:
+                self._active.remove(name)
+        except (LedgerError, *CONNECTION_ERRORS) as e:
+            self._warn("runs without jobs stay on the list of active runs", e)
 
     def _lost_run(self, active: Sequence[str]) -> str | None:
         """A run that has jobs and is not on the list; one of all runs is looked at in each tick."""
@@ -215,15 +225,15 @@ class Reaper:
 
         A run that fails is left alone for a while.
         """
+        if time.monotonic() < run.left_until:
+            return [], []
         try:
-            if run.idle(self._active):
-                return [], []
             messages = run.ledger.reap(LIMIT, self._empty_queues())
             return messages, self._playable(run, messages) if messages else []
         except (RollqError, *CONNECTION_ERRORS) as e:
             self._warn(f"run {run.name}", e)
             if not isinstance(e, Unwritable):
-                run.left_until = time.monotonic() + LOOK_EVERY_S
+                run.left_until = time.monotonic() + LEAVE_ALONE_S
             return [], []
 
     def _empty_queues(self) -> list[str]:
@@ -263,13 +273,10 @@ class Reaper:
         return self._workers
 
     def _queues_to_count(self) -> set[str]:
-        if any(run.queued for run in self._runs.values()):
-            return queues_of(self._live_workers())
-        return set()
+        return queues_of(self._live_workers()) if self._queued else set()
 
     def _has_room(self) -> bool:
-        queued = sum(run.queued for run in self._runs.values())
-        return sum(self._outbox.waiting.values()) <= MOST_MESSAGES + 2 * queued
+        return sum(self._outbox.waiting.values()) <= MOST_MESSAGES + 2 * self._queued
 
     def _warn(self, what: str, error: Exception | None = None) -> None:
         """Log it, but not at every tick: it lasts until a person does something about it."""
@@ -286,28 +293,11 @@ class _Run:
     def __init__(self, connection: Any, name: str) -> None:
         self.name = name
         self.ledger = Ledger(connection, name)
-        self.queued = 0
         self.left_until = 0.0
         """It is not looked at before (`time.monotonic`)."""
         self.playable = True
         """True if some live worker has its tokenizer."""
-        self._looked = float("-inf")
         self._hashes = ("", "")
-
-    def idle(self, active: ActiveRuns) -> bool:
-        """True if there is nothing to reap now. Finds out every LOOK_EVERY_S seconds. Raises
-        LedgerError.
-        """
-        now = time.monotonic()
-        if now < self.left_until:
-            return True
-        if now - self._looked >= LOOK_EVERY_S:
-            self._looked = now
-            self.queued, leased = active.jobs(self.name)
-            if not self.queued and not leased:
-                active.remove(self.name)
-                return True
-        return False
 
     def hashes(self) -> tuple[str, str]:
         """The run's tokenizer and chat template; empty while they are not pinned. Raises

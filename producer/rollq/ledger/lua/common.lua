@@ -182,3 +182,21 @@ local function stamp(purpose, time)
     redis_call('HSET', prefix .. 'run', 'heard:' .. purpose, seconds(time))
   end
 end
+
+-- The same for the holds that there are.
+local function stamp_held(time)
+  for _, purpose in ipairs(PURPOSES) do
+    if redis_call('EXISTS', prefix .. 'held:' .. purpose) == 1 then stamp(purpose, time) end
+  end
+end
+
+-- Note that the run is being reaped. True while no lease may expire.
+local function in_grace(time)
+  local beat, grace = unpack(redis_call('HMGET', prefix .. 'run', 'beat', 'grace'))
+  beat, grace = number(beat, prefix .. 'run'), number(grace, prefix .. 'run')
+  -- A silence below 0 means that the clock was set back, so every lease ends later than it should.
+  local reaped_lately = beat <= time and time - beat <= constants.outage_s
+  if not (reaped_lately and grace <= time + constants.grace_s) then grace = time + constants.grace_s end
+  redis_call('HSET', prefix .. 'run', 'beat', time, 'grace', grace)
+  return time < grace
+end

@@ -12,15 +12,6 @@ local lease_s, sending_s, confirmed_s = constants.lease_s, constants.sending_s, 
 if redis_call('EXISTS', prefix .. 'run', queued, leased) == 0 then return { 'ok', 'jobs', {} } end
 allow_without_memory()
 
-local function in_grace()
-  local beat, grace = unpack(redis_call('HMGET', prefix .. 'run', 'beat', 'grace'))
-  beat, grace = number(beat, prefix .. 'run'), number(grace, prefix .. 'run')
-  -- A silence below 0 means that the clock was set back, so every lease ends later than it should.
-  local reaped_lately = beat <= time and time - beat <= constants.outage_s
-  if not (reaped_lately and grace <= time + constants.grace_s) then grace = time + constants.grace_s end
-  redis_call('HSET', prefix .. 'run', 'beat', time, 'grace', grace)
-  return time < grace
-end
 
 local function expire(id, lease)
   local worker = field('job:' .. id, 'worker') or '?'
@@ -33,10 +24,8 @@ end
 for _, held in ipairs(redis_call('ZRANGEBYSCORE', leased, '(' .. seconds(time + lease_s), '+inf', 'LIMIT', 0, limit)) do
   redis_call('ZADD', leased, time + lease_s, held)
 end
-if not in_grace() then
-  for _, purpose in ipairs(PURPOSES) do
-    if redis_call('EXISTS', prefix .. 'held:' .. purpose) == 1 then stamp(purpose, time) end
-  end
+if not in_grace(time) then
+  stamp_held(time)
   for _, held in ipairs(redis_call('ZRANGEBYSCORE', leased, '-inf', time, 'LIMIT', 0, limit)) do
     local id, lease = string.match(held, '^([^#]*)#(.*)$')
     expire(id or damaged(leased, 'has no lease in ' .. held), lease)

@@ -1,9 +1,9 @@
 """The reaper's runs, and the role of the one worker that reaps.
 
 A run is listed while it has queued jobs, which must be sent, or leased ones, which may expire. A
-submission and a requeue list their run after they gave it jobs. The reaper takes a run off the list
-when it has neither, then looks again. In case an entry is lost all the same, it looks at one of all
-runs a second.
+submission and a requeue list their run after they gave it jobs. The reaper looks at many runs in
+one call, and takes a run off the list when it has neither, then looks again. In case an entry is
+lost all the same, it looks at one of all runs a second.
 
 Of all workers that share a ledger, one reaps at a time. The others stand by, and ask for the role
 when it may be free: the reaper has handed it over, or has not renewed it for ROLE_S seconds because
@@ -12,11 +12,13 @@ it is dead. Two that reap at once do no harm: every script decides for itself.
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from operator import add
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rollq.job import NAME
-from rollq.ledger.keys import ACTIVE, REAPER, RUNS, Keys
-from rollq.ledger.scripts import lone_script
+from rollq.ledger.keys import ACTIVE, PREFIX, REAPER, RUNS, Keys
+from rollq.ledger.scripts import evaluate, lone_script
 from rollq.servers.refusal import guarded
 
 if TYPE_CHECKING:
@@ -31,6 +33,22 @@ below `constants.OUTAGE_S`, so that the death of a reaper is no outage.
 ROLE_REMEDY = "Delete that key: workers make it again"
 
 
+PAGE = 500
+"""Runs that one call looks at: a few milliseconds in which Redis does nothing else."""
+
+
+class Look(NamedTuple):
+    """The active runs now."""
+
+    names: list[str]
+    due: list[str]
+    """Those that must be reaped."""
+    idle: list[str]
+    """Those without jobs."""
+    queued: int
+    """Queued jobs of all."""
+
+
 class ActiveRuns:
     """The list, as the reaper uses it. All methods raise LedgerError."""
 
@@ -42,6 +60,21 @@ class ActiveRuns:
     def names(self) -> list[str]:
         members = guarded(ACTIVE, lambda: self._redis.zrange(ACTIVE, 0, -1), ACTIVE_REMEDY)
         return _names(members)
+
+    def look(self, broker_is_empty: bool = False) -> Look:
+        """Look at every run; those that are not due count as reaped. `broker_is_empty`: for some
+        queue nothing waits there.
+        """
+        all_runs = Look([], [], [], 0)
+        for first in count(0, PAGE):
+            args = (1, PREFIX, "", first, first + PAGE - 1, int(broker_is_empty))
+            call = partial(evaluate, self._redis, "look", *args)
+            reply = guarded(ACTIVE, call, ACTIVE_REMEDY)
+            page = [_names(reply[of]) for of in ("names", "due", "idle")]
+            all_runs = Look(*map(add, all_runs, (*page, reply["queued"])))
+            if len(reply["names"]) < PAGE:
+                break
+        return all_runs
 
     def jobs(self, run: str) -> tuple[int, int]:
         """Number of queued and of leased jobs."""

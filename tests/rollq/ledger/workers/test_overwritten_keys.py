@@ -19,6 +19,7 @@ WORKER = LiveWorker(
     ("key", "call", "remedy"),
     [
         (ACTIVE, lambda client: ActiveRuns(client).names(), "it fills again"),
+        (ACTIVE, lambda client: ActiveRuns(client).look(), "it fills again"),
         (RUNS, lambda client: ActiveRuns(client).next_of_all(), "submit each run again"),
         (REAPER, lambda client: ReaperRole(client, "a").take(), "workers make it again"),
         (WORKERS, lambda client: register(client, WORKER), ""),

@@ -10,7 +10,7 @@ from rollq.errors import AgentFailure, JobFailure
 from rollq.events import Closed, Finish, Sampled, Stop
 from rollq_worker.agents import growth
 from rollq_worker.agents.turn_request import RequestRefused
-from rollq_worker.fakes import FakeEngine
+from rollq_worker.fakes import FakeEngine, FakeRenderer
 from rollq_worker.protocols import Generated, SampleRequest
 from tests.rollq_worker.agents.played import Refused, ask, play, post, said, user
 from tests.rollq_worker.episode.episodes import PieceEngine
@@ -65,6 +65,32 @@ class TestBudgets:
                 played.mask,
                 played.stop,
             )
+
+    def test_a_text_that_is_far_too_long_never_becomes_tokens(self) -> None:
+        class Written(FakeRenderer):
+            def open(self, messages: Any, tools: Any) -> Any:
+                assert len(messages[-1]["content"]) < 9000
+                return super().open(messages, tools)
+
+        def agent(episode: Episode) -> None:
+            with pytest.raises(Refused, match="context_length_exceeded"):
+                ask(episode, [user("x" * 9000)])
+            ask(episode, [user("hi")])
+
+        played = play(agent, "hi", budget={"max_tokens": 500}, renderer=Written())
+        assert played.stop is Stop.DONE
+
+    def test_an_agent_that_fills_its_journal_before_its_first_turn_is_to_blame(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(growth, "LARGEST", 2200)
+
+        def agent(episode: Episode) -> None:
+            for _ in range(50):
+                episode.step("add", {"a": "x" * 100})
+
+        with pytest.raises(AgentFailure):
+            play(agent, "hi")
 
     def test_a_turn_that_is_cut(self) -> None:
         def agent(episode: Episode) -> None:

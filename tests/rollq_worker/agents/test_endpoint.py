@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection
 from typing import Any
 
@@ -183,6 +183,31 @@ class TestHostile:
 
         endures(attack)
         assert not caplog.records
+
+    def test_new_strangers_push_out_none_that_has_just_come(self) -> None:
+        def attack(episode: Episode) -> None:
+            over = threading.Event()
+
+            def connect() -> None:
+                with ExitStack() as held:
+                    while not over.is_set():
+                        with suppress(OSError):
+                            held.enter_context(connected(episode))
+
+            flood = threading.Thread(target=connect)
+            flood.start()
+            time.sleep(0.3)
+            try:
+                for _ in range(4):
+                    with connected(episode) as slow:
+                        time.sleep(0.2)  # as a program that is slow to write its first request
+                        assert _is_open(slow)
+                        ask(episode, episode.messages)
+            finally:
+                over.set()
+                flood.join()
+
+        endures(attack)
 
     def test_what_is_no_http_is_answered_and_not_logged(
         self, caplog: pytest.LogCaptureFixture

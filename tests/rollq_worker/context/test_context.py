@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollq.errors import AgentFailure, ContractError, JobFailure, UserFailure
-from rollq.events import Message, Observed
+from rollq.events import Message, Observed, Prompt
 from rollq.job import Budget, Job
 from rollq.settings import Endpoint
 from rollq_worker import context
@@ -161,6 +161,13 @@ def test_a_package_adds_a_kind() -> None:
     assert [len(row.prompt_messages) for row in played.segments()] == [2, 3]
 
 
+def test_half_a_surrogate_pair_of_a_package_is_no_text() -> None:
+    gives = [{"role": "user", "content": "cut \ud83d"}]
+    played = play_with_fakes(CALL, "bye", context={"kind": "odd", "gives": gives})
+    [_, shortened] = [event for event in played.events if isinstance(event, Prompt)]
+    assert shortened.messages[0]["content"] == "cut \ufffd"
+
+
 def test_what_a_package_changes_is_not_what_was_said() -> None:
     played = play_with_fakes(CALL, "bye", context={"kind": "careless"})
     [observed, _] = [event for event in played.events if isinstance(event, Observed)]
@@ -180,6 +187,8 @@ END = "ValueError: its messages must end with what the policy answers, not "
         (3, "TypeError: 'int' object is not iterable"),
         (["text"], "TypeError: "),
         (["text", USER], "AttributeError: "),
+        ([{"role": "user"}], "ValueError: a message of its has no content: {'role': 'user'}"),
+        ([{"role": "user", "content": None}], "ValueError: a message of its has no content: "),
         (
             [{"role": "user", "content": [IMAGE]}],
             "ValueError: it shows an image that the conversation does not: Im",

@@ -11,6 +11,7 @@ import hmac
 import json
 import os
 import secrets
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from rollq.env import Observation
-from rollq_worker.agents.connections import Connections
+from rollq_worker.agents.connections import CONNECTIONS, Connections
 from rollq_worker.agents.dialects import Dialect, chat_completions, messages
 from rollq_worker.agents.dialects.responses import Responses
 from rollq_worker.agents.episode import AgentEpisode
@@ -149,11 +150,16 @@ class _Served:
             )
 
         self._web = Connections(self._handle, request_factory=request)
-        self._server = await loop.create_server(self._web, _host(), 0)
-        return int(self._server.sockets[0].getsockname()[1])
+        family = socket.AF_INET6 if ":" in _host() else socket.AF_INET
+        self._listening = socket.create_server((_host(), 0), family=family, backlog=CONNECTIONS)
+        self._listening.setblocking(False)
+        self._accepting = asyncio.create_task(self._web.accept(self._listening))
+        return int(self._listening.getsockname()[1])
 
     async def stop(self) -> None:
-        self._server.close()
+        self._accepting.cancel()
+        await asyncio.wait([self._accepting])
+        self._listening.close()
         await self._web.shutdown(timeout=1.0)
         self._threads.shutdown(wait=False, cancel_futures=True)
 

@@ -32,6 +32,9 @@ from rollq_worker.failures import Drained, errors_become
 from rollq_worker.protocols import Engine
 from rollq_worker.text.whole_text import whole_json
 
+DENSEST_TOKEN = 16
+"""Characters of a text's average token, white space aside, that no language comes near."""
+
 
 class AgentEpisode:
     """The turns and steps of an agent program in one attempt."""
@@ -71,6 +74,8 @@ class AgentEpisode:
         """Number of requests under way."""
         self._requests_so_far = 0
         """Number of requests so far."""
+        self._began_too_long = False
+        """There was no room for the first turn."""
         self._growth = Growth()
         self._failure: BaseException | None = None
         self._over = False
@@ -102,6 +107,7 @@ class AgentEpisode:
         request = self._tree.recognised(request)
         with self._lock:
             self._check_going_on()
+            self._check_size(request)
             place = self._tree.prompt_for(request)
         if isinstance(place, tuple):
             turn, event = place
@@ -211,6 +217,7 @@ class AgentEpisode:
             job = with_options(self.job, request.options)
         except ContractError as e:
             raise RequestRefused(str(e)) from e
+        self._check_size(request)
         place = self._tree.prompt_for(request)
         if isinstance(place, tuple):
             turn, event = place
@@ -220,6 +227,15 @@ class AgentEpisode:
         if room(self.job, self._engine, len(ids)) <= 0:
             raise self._no_room()
         return job, place
+
+    def _check_size(self, request: TurnRequest) -> None:
+        """Refuse a conversation that is far too long before its text becomes tokens, which takes a
+        hundred times its memory.
+        """
+        most = DENSEST_TOKEN * room(self.job, self._engine, 0)
+        texts = [message["content"] for message in request.messages]
+        if sum(map(len, texts)) > most and sum(len("".join(text.split())) for text in texts) > most:
+            raise self._no_room()
 
     def _sample(self, turn: Turn, request: TurnRequest) -> None:
         """Sample the turn, and go on when its generation is interrupted."""
@@ -255,12 +271,17 @@ class AgentEpisode:
 
     def _no_room(self) -> RequestRefused:
         self.refused = Stop.LENGTH
+        self._began_too_long = self._began_too_long or not self._has_sampled
         return RequestRefused(
             "the conversation leaves no room for a turn in the job's max_tokens or in the model's "
             "context",
             param="messages",
             code="context_length_exceeded",
         )
+
+    @property
+    def _has_sampled(self) -> bool:
+        return any(isinstance(event, Sampled) for event in self.events)
 
     def _check_going_on(self) -> None:
         if self._over or self._failure is not None:
@@ -363,8 +384,8 @@ class AgentEpisode:
             self._answers.check_finished()
             self.world.check_finished()
             self._over = True
-            if not any(isinstance(event, Sampled) for event in self.events):
-                if self.refused is Stop.LENGTH:
+            if not self._has_sampled:
+                if self._began_too_long:
                     raise JobFailure(
                         "the agent's first prompt leaves no room in max_tokens or in the model's "
                         "context"

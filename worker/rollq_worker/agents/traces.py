@@ -71,7 +71,7 @@ class Turn:
 
     @property
     def text(self) -> str:
-        """What it says to the agent, once it is over."""
+        """Its words to the agent, once it is over."""
         assert self.message is not None, "it is over"
         return str(self.message["content"])
 

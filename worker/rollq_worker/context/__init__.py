@@ -23,6 +23,7 @@ from rollq_worker.context.summary import ASK, ASK_MODEL, ModelSummary, OwnSummar
 from rollq_worker.context.window import Window
 from rollq_worker.extensions.plug_ins import check_arguments, function_named
 from rollq_worker.protocols import Context
+from rollq_worker.text.whole_text import whole_json
 
 GROUP = "rollq.contexts"
 WINDOW, SUMMARY = "window", "summary"
@@ -109,11 +110,13 @@ def _checked(hook: ContextHook) -> ContextHook:
         shortened = hook(*deepcopy((opening, messages)), tokens)
         if shortened is None:
             return None
-        plain: list[Message] = json.loads(json.dumps(list(shortened), allow_nan=False))
+        plain: list[Message] = whole_json(json.loads(json.dumps(list(shortened), allow_nan=False)))
         if not plain or plain[-1]["role"] not in ("user", "tool"):
             raise ValueError(
                 f"its messages must end with what the policy answers, not {plain[-1:]!r:.100}"
             )
+        if empty := [said for said in plain if not isinstance(said.get("content"), str | list)]:
+            raise ValueError(f"a message of its has no content: {empty[0]!r:.100}")
         shown = references([*opening, *messages])
         if new := [image for image in references(plain) if image not in shown]:
             raise ValueError(f"it shows an image that the conversation does not: {new[0]!r:.100}")

@@ -37,6 +37,11 @@ LONG = 1000
 _ENCODERS = ThreadPoolExecutor(os.cpu_count(), "encode")
 """Few threads: each thread that encodes keeps memory of the library's, and a worker has a thousand.
 """
+LARGE = 1_000_000
+"""Characters of texts of which only one is encoded at a time: the library takes about 100 bytes for
+each.
+"""
+_LARGE_ENCODER = ThreadPoolExecutor(1, "encode-large")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BLANK = re.compile(r"[\s\u2581]+")
 """White space; SentencePiece writes a space as U+2581."""
@@ -268,7 +273,8 @@ def _never_first(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, texts: list[str]) -> list[array[int]]:
-    return _ENCODERS.submit(lambda: [_encode_one(tokenizer, text) for text in texts]).result()
+    encoders = _LARGE_ENCODER if sum(map(len, texts)) > LARGE else _ENCODERS
+    return encoders.submit(lambda: [_encode_one(tokenizer, text) for text in texts]).result()
 
 
 def _encode_one(tokenizer: tokenizers.Tokenizer, text: str) -> array[int]:

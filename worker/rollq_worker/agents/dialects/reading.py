@@ -28,7 +28,7 @@ HOSTED = (
     *("web_search", "web_fetch", "file_search", "tool_search", "code_execution"),
     *("code_interpreter", "image_generation"),
 )
-"""What the types of tools begin with that OpenAI and Anthropic run by themselves. Many programs
+"""Beginnings of the types of tools that OpenAI and Anthropic run by themselves. Many programs
 declare them unasked. The policy is not shown them, so it never calls one.
 """
 UNSEEN = frozenset(

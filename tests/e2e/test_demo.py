@@ -156,6 +156,19 @@ def test_a_part_that_ends_early_ends_the_demo(part: str) -> None:
     until(lambda: not any(map(alive, pids.values())), 0.5)
 
 
+def test_nothing_is_said_of_workers_while_the_demo_starts_its_own(tmp_path: Path) -> None:
+    slow = tmp_path / "slow.py"
+    slow.write_text(
+        "import sys, time\n"
+        "from rollq_worker.environments.shop import load\n"
+        "time.sleep(7 * ('worker' in sys.argv))\n"
+    )
+    with demo("--env", str(slow), "--groups", "1", "--size", "1") as process:
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0 and "1 done" in out, err
+    assert "no worker is alive" not in out + err
+
+
 def test_an_engine_with_another_tokenizer_is_heard(qwen_folder: Path) -> None:
     with (
         replaying() as url,

@@ -19,7 +19,12 @@ from rollq.processes.child import Child
 from rollq.processes.embedded_redis import EmbeddedRedis
 from rollq.urls import mask_url
 
-READY = re.compile(r"rollq engine: ready at (\S+)")
+ENGINE_READY = re.compile(r"rollq engine: ready at (\S+)")
+WORKER_READY = re.compile(r"rollq worker \S+: ready")
+START_S = 300.0
+"""Longest start of a process in seconds. A cold disk takes less to read a tokenizer library and an
+environment's data.
+"""
 
 
 class DemoProcesses:
@@ -60,20 +65,12 @@ class DemoProcesses:
         """Returns once the replay engine, if one was started, is up. Raises RollqError when it does
         not start.
         """
-        # A cold disk takes less to read a tokenizer library and an environment's data.
-        deadline = time.monotonic() + 120.0
         for child in self._children:
-            ready = READY.search(child.tail())
-            while not ready:
-                if child.exit_code is not None or time.monotonic() > deadline:
-                    child.stop()
-                    raise RollqError(child.how_it_ended())
-                time.sleep(0.02)
-                ready = READY.search(child.tail())
-            self.engine_url = ready[1]
+            self.engine_url = _await(child, ENGINE_READY)[1]
             self._say(f"engine   {self.engine_url}  (replay, pid {child.pid})")
 
     def start_worker(self, concurrency: int, tokenizer: str | None = None) -> None:
+        """Returns once the worker takes jobs. Raises RollqError when it does not start."""
         redis = self.redis_url
         env = {
             "ROLLQ_REDIS_URL": redis,
@@ -83,6 +80,7 @@ class DemoProcesses:
         flags = ["--tokenizer", tokenizer] if tokenizer else []
         child = self._start("worker", ["worker", "--concurrency", str(concurrency), *flags], env)
         self._say(f"worker   pid {child.pid}, {concurrency} episodes at once")
+        _await(child, WORKER_READY)
 
     def check(self) -> None:
         """Raises RollqError, with the last lines of output, when a process has ended."""
@@ -121,3 +119,14 @@ class DemoProcesses:
 
     def __exit__(self, *error: object) -> None:
         self.stop()
+
+
+def _await(child: Child, ready: re.Pattern[str]) -> re.Match[str]:
+    """The words of a process that is ready. Raises RollqError when it does not start."""
+    deadline = time.monotonic() + START_S
+    while not (found := ready.search(child.tail())):
+        if child.exit_code is not None or time.monotonic() > deadline:
+            child.stop()
+            raise RollqError(child.how_it_ended())
+        time.sleep(0.02)
+    return found

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,10 +63,18 @@ def test_filters_choose_by_every_field() -> None:
 
 def test_a_group_has_its_members_by_sample_and_their_spread() -> None:
     [group] = groups(
-        [row(1, reward=0.0), row(0, reward=1.0), row(2, reward=None, stop="")], {"g": "open"}
+        [row(1, reward=0.0), row(0, reward=1.0), row(2, reward=None, stop="", state="dead")],
+        {"g": "open"},
     )
     assert [member["sample"] for member in group["members"]] == [0, 1, 2]
     assert (group["mean"], group["spread"], group["state"]) == (0.5, 0.5, "open")
+
+
+@pytest.mark.parametrize("state", ["leased", "acked", "unreadable"])
+def test_a_group_whose_ends_are_not_all_known_has_no_spread(state: str) -> None:
+    """As one that was acknowledged between two looks, or is being played."""
+    [group] = groups([row(0, reward=1.0), row(1, reward=None, stop="", state=state)], {})
+    assert (group["ended"], group["mean"], group["spread"]) == (1, None, None)
 
 
 def test_huge_rewards_are_counted_as_well() -> None:

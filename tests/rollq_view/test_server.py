@@ -1,6 +1,7 @@
 """What the server answers to whom, and that nothing that it sends can break a page."""
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,6 +118,16 @@ def test_an_address_in_the_requests_line_does_not_hide_a_foreign_host(of_file: S
 @pytest.mark.parametrize("host", ["localhost", "localhost:9000", "127.0.0.1:1", "[::1]:5"])
 def test_loopback_has_several_names_and_ports(of_file: Served, host: str) -> None:
     assert of_file.ask("/api/start", Host=host).status == 200
+
+
+@pytest.mark.parametrize("hosts", [b"", b"Host: 127.0.0.1\r\nHost: evil\r\n"])
+def test_a_request_with_no_host_or_two_is_refused_and_not_logged(
+    of_file: Served, caplog: pytest.LogCaptureFixture, hosts: bytes
+) -> None:
+    with socket.create_connection(("127.0.0.1", of_file.port)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n" + hosts + b"\r\n")
+        assert b" 400 " in connection.recv(1 << 16)
+    assert caplog.text == ""
 
 
 def test_rows_come_in_pages_sorted_and_filtered(of_file: Served) -> None:

@@ -211,7 +211,7 @@ def _acked(row: Row) -> Row:
             state=ACKED,
             turns=None,
             attempt=0,
-            why="it ended and was acknowledged between two looks",
+            why="acknowledged before its end was seen",
         )
     return row
 

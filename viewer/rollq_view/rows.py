@@ -54,6 +54,11 @@ class Row:
         """Why it ended, or where it is."""
         return self.stop or self.state
 
+    @property
+    def has_known_end(self) -> bool:
+        """False also for one whose group was acknowledged before its end was seen."""
+        return bool(self.stop) or self.state in ("dead", "surplus")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
@@ -170,7 +175,7 @@ def histogram(rewards: Sequence[float]) -> dict[str, Any]:
 
 def groups(rows: Iterable[Row], states: Mapping[str, str]) -> list[dict[str, Any]]:
     """The groups of these rows in their order, with a few facts of each member. `states`: of
-    groups, where known.
+    groups, where known. Mean and spread are None until the ends of all members are known.
     """
     members: dict[str, list[Row]] = {}
     for row in rows:
@@ -182,7 +187,8 @@ def groups(rows: Iterable[Row], states: Mapping[str, str]) -> list[dict[str, Any
 
 
 def _group(name: str, members: Sequence[Row], states: Mapping[str, str]) -> dict[str, Any]:
-    rewards = finite_rewards(members)
+    ended = [row for row in members if row.has_known_end]
+    rewards = finite_rewards(ended) if len(ended) == len(members) else []
     first = members[0]
     return {
         "group": name,
@@ -190,6 +196,7 @@ def _group(name: str, members: Sequence[Row], states: Mapping[str, str]) -> dict
         "env": first.env,
         "split": first.split,
         "task": first.task,
+        "ended": len(ended),
         "mean": mean(rewards) if rewards else None,
         "spread": pstdev(rewards) if rewards else None,
         "members": [

@@ -7,6 +7,7 @@ its own page that carries the token.
 
 import asyncio
 import hmac
+import logging
 import re
 import signal
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from rollq.errors import ContractError, RollqError, SettingsError
 from rollq_view import rows
@@ -44,6 +46,10 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+logging.getLogger("aiohttp.server").addFilter(
+    lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+)
+# Requests that are no HTTP are answered and not logged: anybody can send them.
 MOST_ROWS = 500
 """Most rows of one answer."""
 SHUTDOWN_S = 0.5

@@ -132,7 +132,7 @@ class LedgerReader:
         if state is None:
             raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
         if state.job is None:
-            why = _GONE.get(state.state, "acknowledged (or dropped)")
+            why = _GONE.get(state.state, "acknowledged (see your exported file) or dropped")
             raise LedgerError(f"job {job_id} was {why}, and its trajectory with it")
         if attempt is not None and attempt != state.attempt:
             return self._set_aside(state.job, state, attempt)

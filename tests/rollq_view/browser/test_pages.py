@@ -118,6 +118,99 @@ def test_what_a_trainer_takes_is_counted_and_its_group_says_where_it_is(
         fresh.wait_for_selector("text=they are in your exported file only")
 
 
+def absent(page: Any, words: str) -> None:
+    """The page says so in place, and leads back."""
+    page.wait_for_selector(f"main .empty:has-text('{words}')")
+    assert page.locator("#bar nav a").count() > 1 and page.inner_text("#said") == ""
+
+
+def test_an_acknowledged_rollout_and_an_unknown_run_are_no_dead_ends(
+    ledger: Ledger, browser: Any
+) -> None:
+    """Here answers are errors, which the console shows."""
+    for name in ("g", "h"):
+        ledger.submit(group(name))
+    page = browser.new_page()
+    with served(RedisPlace(ledger.redis, "redis://here"), run="r") as server:
+        page.goto(server.url)
+        page.wait_for_selector(IN_SIGHT)
+        for sample in range(2):
+            play(ledger, f"r/g/{sample}", float(sample))
+        page.wait_for_selector(f"{IN_SIGHT} .reward.bad")
+        deliveries = Deliveries(ledger.redis, "r")
+        deliveries.take(1, "session/1")
+        deliveries.ack("session/1")
+        page.wait_for_selector("text=acknowledged >> nth=0")
+        page.click(IN_SIGHT)
+        absent(page, "see your exported file")
+        page.keyboard.press("]")
+        page.wait_for_function("location.hash.includes('g%2F1')")
+        page.keyboard.press("Escape")
+        page.wait_for_selector(IN_SIGHT)
+        page.goto(f"{server.url}#/run/nope")
+        absent(page, "nope")
+    page.close()
+
+
+def test_a_group_that_was_acknowledged_between_two_looks_has_no_spread(
+    ledger: Ledger, opens: Opens
+) -> None:
+    ledger.submit(group())
+    place = RedisPlace(ledger.redis, "redis://here")
+    with served(place, run="r") as server:
+        play(ledger, "r/g/0", 1.0)
+        page = opens(f"{server.url}#/run/r?tab=groups")
+        page.wait_for_selector("text=1 of 2 ended")
+        play(ledger, "r/g/1", 0.0)
+        deliveries = Deliveries(ledger.redis, "r")
+        deliveries.take(1, "session/1")
+        deliveries.ack("session/1")
+        page.wait_for_selector(".groups .pill:has-text('acknowledged')")
+        assert page.locator("text=no advantage").count() == 0
+
+
+def test_what_is_typed_into_the_search_stays(of_many: Served, opens: Opens) -> None:
+    """Answers that come late redraw the page while somebody types."""
+    page = opens(of_many.url)
+    page.route("**/api/run?**", lambda route: (page.wait_for_timeout(300), route.continue_()))
+    page.wait_for_selector(IN_SIGHT)
+    page.keyboard.press("/")
+    page.keyboard.type("g1234 / late", delay=130)
+    page.wait_for_timeout(1500)
+    assert page.input_value("#search") == "g1234 / late"
+
+
+def test_the_pages_of_runs_and_of_a_group_follow(ledger: Ledger, opens: Opens) -> None:
+    ledger.submit(group())
+    with served(RedisPlace(ledger.redis, "redis://here")) as server:
+        runs, beside = opens(server.url), opens(f"{server.url}#/run/r/group/g")
+        runs.wait_for_selector("text=2 queued")
+        beside.wait_for_selector(".member")
+        Ledger(ledger.redis, "later").submit(group("g", run="later"))
+        runs.wait_for_selector("b:has-text('later')")
+        play(ledger, "r/g/0", 1.0)
+        beside.wait_for_selector(".member.good")
+
+
+def test_the_keys_are_shown(of_many: Served, opens: Opens) -> None:
+    page = opens(of_many.url)
+    page.wait_for_selector(IN_SIGHT)
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog:has-text('previous and next rollout')")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog", state="detached")
+    assert "#/run/" in page.url
+    page.click(".help")
+    page.wait_for_selector("dialog")
+
+
+def test_the_table_is_in_sight_on_a_phone(of_many: Served, opens: Opens) -> None:
+    page = opens(of_many.url, viewport={"width": 390, "height": 800})
+    page.wait_for_selector(IN_SIGHT)
+    top = page.evaluate("document.querySelector('.space .row').getBoundingClientRect().top")
+    assert top < 500
+
+
 def test_everything_can_be_reached_by_keys(tmp_path: Path, opens: Opens) -> None:
     path = export(tmp_path / "x.jsonl", *(trajectory(float(n), of=job(n)) for n in range(2)))
     with served(ExportedFile(path)) as server:

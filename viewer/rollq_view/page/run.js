@@ -122,10 +122,17 @@ function groupList(run, answer) {
     el('b', null, group.group), el('span.quiet', null, `${group.env} ${group.split} ${group.task}`),
     el('span.members', null, group.members.map((row) => el('i', { class: `${verdictOf(row.reward)} ${row.outcome}`, title: `${row.sample}: ${row.outcome}, reward ${rewardText(row.reward)}` }))),
     el('span', null, group.mean === null ? '–' : `mean ${group.mean.toFixed(2)}`),
-    el('span', { class: group.spread ? '' : 'quiet' }, group.spread === null ? '' : group.spread ? `spread ${group.spread.toFixed(2)}` : 'no spread: no advantage'),
+    el('span', { class: group.spread ? '' : 'quiet' }, spreadOf(group)),
     el('span', null, group.state ? outcomePill(group.state) : null))));
   return [el('ul.groups', null, rows),
     answer.total > rows.length ? el('p.note', null, `The first ${rows.length} of ${count(answer.total)} groups: filter them above.`) : null];
+}
+
+function spreadOf(group) {
+  const all = group.members.length;
+  if (group.ended < all) return group.state === 'acked' ? `${group.ended} of ${all} seen` : `${group.ended} of ${all} ended`;
+  if (group.spread === null) return '';
+  return group.spread ? `spread ${group.spread.toFixed(2)}` : 'no spread: no advantage';
 }
 
 function deadList(run, answer, requeue) {

@@ -31,7 +31,28 @@ function whereTo() {
 function crumbs(...links) {
   const parts = [el('a.brand', { href: '#/' }, 'rollq'), ...links.map(([words, to]) => el('a', { href: to }, words))];
   bar.replaceChildren(el('nav', { 'aria-label': 'Place' }, parts),
-    el('span.source', null, App.start.live ? el('i.dot', { title: 'live' }) : null, App.start.title));
+    el('span.source', null, App.start.live ? el('i.dot', { title: 'live' }) : null, App.start.title),
+    el('button.help', { type: 'button', title: 'Keys (?)', onclick: showKeys }, '?'));
+}
+
+const KEYS = [
+  ['/', 'search'],
+  ['↑ ↓ Page Up Page Down Home End', 'choose a row of the table'],
+  ['Enter', 'open it'],
+  ['[ ]', 'previous and next rollout'],
+  ['j k', 'next and previous turn'],
+  ['t', 'texts of the tokens'],
+  ['Escape', 'go up'],
+];
+
+function showKeys() {
+  const before = document.querySelector('dialog');
+  if (before) return before.close();
+  const dialog = el('dialog.keys', { 'aria-label': 'Keys', onclose: () => dialog.remove() },
+    el('h2', null, 'Keys'), el('dl', null, KEYS.map(([keys, does]) => [el('dt', null, keys), el('dd', null, does)])),
+    el('form', { method: 'dialog' }, el('button.act', null, 'Close')));
+  document.body.append(dialog);
+  dialog.showModal();
 }
 
 async function show() {
@@ -42,13 +63,23 @@ async function show() {
   const { parts, params } = whereTo();
   const [kind, run, what, key] = parts;
   try {
-    if (kind !== 'run' || !run) await showRuns();
+    if (kind !== 'run' || !run) await showRuns(number);
     else if (what === 'rollout') await showRollout(run, key, params, number);
     else if (what === 'group') await showGroup(run, key, number);
     else await showRun(run, params, number);
   } catch (error) {
-    if (number === App.number) failed(error);
+    if (number !== App.number) return;
+    if (error instanceof TypeError) failed(error);
+    else showAbsent(error, run ? [[run, path(['run', run])]] : []);
   }
+}
+
+// What an address names is not here: the page says so, with the way back.
+function showAbsent(error, links, ...more) {
+  const [last, [words, to] = ['runs', '#/']] = links.toReversed();
+  crumbs(['runs', '#/'], ...links);
+  page.replaceChildren(el('h1', null, last ? last[0] : 'Runs'), el('p.empty', null, error.message),
+    el('p.note', null, el('a', { href: to }, `Back to ${words}`)), el('nav.moves', null, more));
 }
 
 function failed(error) {
@@ -76,19 +107,38 @@ function repeat(number, look, soon = false) {
   }, soon ? 20 : 1000 * LIVE_S);
 }
 
-async function showRuns() {
+async function showRuns(number) {
   const { runs } = await api('runs');
+  if (number !== App.number) return;
   if (runs.length === 1 && !App.start.live) return location.replace(path(['run', runs[0].run]));
   crumbs(['runs', '#/']);
   document.title = 'rollq view';
-  const row = (run) => el('li', null, el('a', { href: path(['run', run.run]) },
+  const draw = (runs) => page.replaceChildren(el('h1', null, 'Runs'), runs.length ? el('ul.runs', null, runs.map(runLine)) : el('p.empty', null, 'No run was submitted yet.'));
+  draw(runs);
+  follow(number, runs, async () => (await api('runs')).runs, draw);
+}
+
+// Draws what `read` gives whenever it has changed, while the run may be played.
+function follow(number, first, read, draw) {
+  if (!App.start.live) return;
+  let before = JSON.stringify(first);
+  repeat(number, async () => {
+    const now = await read();
+    const text = JSON.stringify(now);
+    if (number === App.number && text !== before) await draw(now);
+    before = text;
+    return false;
+  });
+}
+
+function runLine(run) {
+  return el('li', null, el('a', { href: path(['run', run.run]) },
     el('b', null, run.run),
     el('span', null, many(run.rollouts, 'rollout')),
     run.queued || run.leased ? pill(`${count(run.leased)} playing, ${count(run.queued)} queued`, 'live') : el('span.quiet', null, 'nothing left to play'),
     el('span', null, run.reward_mean === null || run.reward_mean === undefined ? '–' : `mean reward ${run.reward_mean.toFixed(3)}`),
     run.dead ? pill(`${count(run.dead)} dead`, 'bad') : el('span'),
     el('span.quiet', null, isFinite(run.began) ? moment(run.began) : ''), run.why ? el('p.error', null, run.why) : null));
-  page.replaceChildren(el('h1', null, 'Runs'), runs.length ? el('ul.runs', null, runs.map(row)) : el('p.empty', null, 'No run was submitted yet.'));
 }
 
 async function showRun(run, params, number) {
@@ -104,17 +154,18 @@ async function showRun(run, params, number) {
   const holdup = el('div.holdup', { role: 'status' }, words(facts));
   const tabs = el('nav.tabs', { 'aria-label': 'Views' }, [['rollouts', facts.listed.rollouts], ['groups', facts.listed.groups], ['dead', facts.listed.states.dead || 0]].map(([name, times]) =>
     el('a', { href: path(['run', run], { ...query, tab: name === 'rollouts' ? '' : name }), 'aria-current': name === tab ? 'page' : null }, `${name} `, el('span', null, count(times)))));
-  const keep = document.activeElement && document.activeElement.id === 'search' ? document.activeElement.selectionStart : null;
+  const typed = document.activeElement && document.activeElement.id === 'search' ? document.activeElement : null;
   const filters = tab === 'dead' ? null : filterBar(facts.listed, query, go);
   const body = el('div.body');
   const list = listOf(tab, run, query, go, body);
   page.replaceChildren(el('div.run', null, el('h1.hidden', null, run), counts, holdup, el('div.tools', null, tabs, filters), body));
-  await list(true);
-  if (keep !== null) {
-    const search = document.getElementById('search');
+  const search = document.getElementById('search');
+  if (typed && search) { // it is typed in, also while the answer was waited for
+    search.value = typed.value;
     search.focus();
-    search.setSelectionRange(keep, keep);
+    search.setSelectionRange(typed.selectionStart, typed.selectionEnd);
   }
+  await list(true);
   let version = facts.version;
   repeat(number, async () => {
     const now = await api('run', { run });
@@ -182,10 +233,12 @@ async function requeue(run, jobs) {
 
 async function showRollout(run, key, params, number) {
   const attempt = params.get('attempt') || '';
-  const found = await api('rollout', { run, key, attempt });
+  const found = await api('rollout', { run, key, attempt }).catch((error) => error);
+  if (found instanceof TypeError) throw found;
   const beside = await neighbours(run, params);
   if (number !== App.number) return;
   const query = queryOf(params);
+  if (found instanceof Error) return showAbsent(found, [[run, path(['run', run], query)], [key, location.hash]], beside.previous, beside.next);
   crumbs(['runs', '#/'], [run, path(['run', run], query)], [found.group, path(['run', run, 'group', found.group])], [`sample ${found.sample}`, location.hash]);
   document.title = `${found.job} · rollq view`;
   const draw = (now) => page.replaceChildren(rolloutPage(now, { ...beside, ...linksOf(run, now, attempt) }));
@@ -231,18 +284,24 @@ function linksOf(run, found, attempt) {
 const NO_MEMBERS = 'It has no rollouts here. Once a group is acknowledged, they are in your exported file only.';
 
 async function showGroup(run, group, number) {
-  const { total, rows } = await api('rollouts', { run, group, limit: 64 });
-  rows.sort((a, b) => a.sample - b.sample);
-  const pages = [];
-  const without = (row, error) => ({ ...row, error, entries: [], parts: [], failed_calls: [] });
-  const pageOf = (row) => (row.state === 'acked' ? without(row, '') : api('rollout', { run, key: row.key }).catch((error) => without(row, error.message)));
-  for (let at = 0; at < rows.length; at += 4) pages.push(...await Promise.all(rows.slice(at, at + 4).map(pageOf)));
+  const read = () => api('rollouts', { run, group, limit: 64 });
+  const draw = async ({ total, rows }) => {
+    rows.sort((a, b) => a.sample - b.sample);
+    const pages = [];
+    const without = (row, error) => ({ ...row, error, entries: [], parts: [], failed_calls: [] });
+    const pageOf = (row) => (row.state === 'acked' ? without(row, '') : api('rollout', { run, key: row.key }).catch((error) => without(row, error.message)));
+    for (let at = 0; at < rows.length; at += 4) pages.push(...await Promise.all(rows.slice(at, at + 4).map(pageOf)));
+    if (number !== App.number) return;
+    const first = rows[0];
+    page.replaceChildren(el('h1', null, `Group ${group}`), el('p.quiet', null, first ? `${first.env} ${first.split} · task ${first.task}, ${many(total, 'member')}${rows.length < total ? `, ${rows.length} of them here` : ''}` : NO_MEMBERS), sideBySide(run, pages));
+  };
+  const found = await read();
   if (number !== App.number) return;
   crumbs(['runs', '#/'], [run, path(['run', run])], [group, location.hash]);
   document.title = `${group} · rollq view`;
-  const first = rows[0];
-  page.replaceChildren(el('h1', null, `Group ${group}`), el('p.quiet', null, first ? `${first.env} ${first.split} · task ${first.task}, ${many(total, 'member')}${rows.length < total ? `, ${rows.length} of them here` : ''}` : NO_MEMBERS), sideBySide(run, pages));
+  await draw(found);
   window.scrollTo(0, 0);
+  follow(number, found, read, draw);
 }
 
 document.addEventListener('keydown', (event) => {
@@ -256,7 +315,8 @@ document.addEventListener('keydown', (event) => {
     event.preventDefault();
     document.getElementById('search').focus();
   }
-  if (event.key === 'Escape') {
+  if (event.key === '?') showKeys();
+  if (event.key === 'Escape' && !document.querySelector('dialog')) {
     const links = bar.querySelectorAll('nav a');
     if (links.length > 2) location.hash = links[links.length - 2].getAttribute('href');
   }

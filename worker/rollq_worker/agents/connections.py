@@ -1,9 +1,9 @@
 """The connections that an endpoint holds: so many at a time, and a stranger's for a few seconds.
 
 A stranger is a connection that has not shown the episode's key. Where there are too many
-connections, the oldest stranger's is closed once it had a second to show the key. Until then a new
-one waits in the system's queue. So programs without the key do not keep those that have it away. It
-knows no requests.
+connections, the oldest stranger's is closed. One is accepted at a time, and only once its first
+words are there, so programs without the key do not keep those that have it away. It knows no
+requests.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from aiohttp.http import HttpProcessingError
 
 CONNECTIONS = 64
 """Number of connections to an episode's endpoint."""
-FIRST_S, STRANGER_S = 1.0, 5.0
-"""Seconds that each connection has to show the key, and that one has where others do not wait."""
+STRANGER_S = 5.0
+"""Seconds in which a connection must show the key."""
 RETRY_S = 0.02
-"""Seconds between two looks for room."""
+"""Seconds before another connection is accepted where one could not be."""
 
 log = logging.getLogger(__name__)
 log.addFilter(
@@ -43,35 +43,25 @@ class Connections(web.Server):
 
     async def accept(self, listening: socket.socket) -> None:
         """Serve the connections of a socket until it is cancelled."""
+        if hasattr(socket, "TCP_DEFER_ACCEPT"):  # Linux
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, int(STRANGER_S))
         loop = asyncio.get_running_loop()
         while True:
             try:
                 connection, _ = await loop.sock_accept(listening)
-                while not self._has_room():
-                    await asyncio.sleep(RETRY_S)
                 await loop.connect_accepted_socket(self, connection)
             except OSError:  # it has gone already, or the process has no descriptor left
                 await asyncio.sleep(RETRY_S)
 
-    def _has_room(self) -> bool:
-        """True if another connection may be accepted. Closes the oldest stranger's for it."""
-        if len(self._open) < CONNECTIONS:
-            return True
-        oldest = next(iter(self._strangers), None)
-        if oldest is None:
-            return False
-        transport, end = self._strangers[oldest]
-        if asyncio.get_running_loop().time() < end.when() - STRANGER_S + FIRST_S:
-            return False
-        transport.abort()
-        self._lost(oldest)
-        return True
-
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        end = asyncio.get_running_loop().call_later(STRANGER_S, transport.abort)
+        loop = asyncio.get_running_loop()
         self._open.add(handler)
-        self._strangers[handler] = transport, end
+        self._strangers[handler] = transport, loop.call_later(STRANGER_S, transport.abort)
+        if len(self._open) > CONNECTIONS:
+            oldest = next(iter(self._strangers))
+            loop.call_soon(self._strangers[oldest][0].abort)  # soon: the newest has not begun yet
+            self._lost(oldest)
 
     def connection_lost(
         self, handler: web.RequestHandler, exc: BaseException | None = None

@@ -18,6 +18,8 @@ from rollq.urls import broker_options
 
 TASK = "rollq.play"
 """The task's name; its one argument is the job id."""
+HEADERS = ("lang", "task", "id", "argsrepr")
+"""Those that a worker needs, and the job id for Flower."""
 PAUSE_S = 5.0
 """Seconds without another try after a failure."""
 SOCKET_TIMEOUT_S = 5.0
@@ -66,9 +68,6 @@ class Broker:
                         args=[message.job_id],
                         queue=celery_queue(message.queue),
                         priority=message.priority,
-                        argsrepr=message.job_id,
-                        kwargsrepr="",
-                        ignore_result=True,
                         producer=producer,
                         retry=False,
                     )
@@ -122,8 +121,22 @@ class Broker:
 
 def _app(broker_url: str) -> Any:
     import celery
+    from celery.app import amqp
 
-    app = celery.Celery("rollq-broker", set_as_current=False)
+    class Amqp(amqp.AMQP):  # type: ignore[misc]
+        """Leaves out what is empty or twice in Celery's messages: there is one for each queued job,
+        and Redis keeps them in memory.
+        """
+
+        def as_task_v2(
+            self, id: str, name: str, args: list[str], *more: Any, **options: Any
+        ) -> Any:
+            options |= {"argsrepr": args[0], "kwargsrepr": ""}
+            message = super().as_task_v2(id, name, args, *more, **options)
+            headers = {name: message.headers[name] for name in HEADERS}
+            return message._replace(headers=headers, properties={}, body=(args, {}, {}))
+
+    app = celery.Celery("rollq-broker", amqp=Amqp, set_as_current=False)
     app.conf.update(broker_settings(broker_url, max_retries=1))
     app.conf.update(
         task_serializer="json",

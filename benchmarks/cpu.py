@@ -4,6 +4,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -22,6 +23,17 @@ def cpu_seconds(pid: int) -> float:
     """User and system time of the process so far, in seconds, with that of its children, running or
     ended.
     """
+    spent, children = _all_processes()
+    return sum(spent.get(one, 0.0) for one in _descendants(pid, children))
+
+
+def family(pid: int) -> list[int]:
+    """The process and all that descend from it."""
+    return _descendants(pid, _all_processes()[1])
+
+
+def _all_processes() -> tuple[dict[int, float], dict[int, list[int]]]:
+    """The CPU seconds of each process, and its children."""
     spent, children = {}, defaultdict[int, list[int]](list)
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -33,15 +45,26 @@ def cpu_seconds(pid: int) -> float:
         children[int(fields[1])].append(int(folder.name))
         # utime, stime, cutime and cstime are the 14th to 17th field of the line
         spent[int(folder.name)] = sum(map(int, fields[11:15])) * TICK_S
-    return _with_children(pid, spent, children)
+    return spent, children
 
 
-def _with_children(
-    pid: int, spent: Mapping[int, float], children: Mapping[int, Sequence[int]]
-) -> float:
-    return spent.get(pid, 0.0) + sum(
-        _with_children(child, spent, children) for child in children.get(pid, ())
-    )
+def _descendants(pid: int, children: Mapping[int, Sequence[int]]) -> list[int]:
+    found = [pid]
+    for one in found:
+        found += children.get(one, ())
+    return found
+
+
+def proportional_mb(pids: Sequence[int]) -> float:
+    """Megabytes (10^6 bytes) of these processes in memory, with pages that several share counted
+    once. Needs the rights to look at them.
+    """
+    total = 0
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            total += int(text.partition("\nPss:")[2].split()[0]) * 1024
+    return total / 1e6
 
 
 def resident_mb(pid: int, field: str = "VmRSS") -> float:

@@ -47,8 +47,9 @@ class Processes:
         tokenizer: str | None,
         *,
         rollq: Sequence[str] = ROLLQ,
+        processes: int = 1,
     ) -> Child:
-        """Start a worker. Returns once it claims jobs."""
+        """Start a worker. Returns once all its processes claim jobs."""
         flags = [
             "--redis",
             redis_url,
@@ -58,9 +59,11 @@ class Processes:
             engine_url,
             "-c",
             str(concurrency),
+            "--processes",
+            str(processes),
         ]
         child = self.start("worker", [*rollq, "worker", *flags, *_tokenizer(tokenizer)])
-        self.wait_for_line(child, ": ready, ")
+        self.wait_for_line(child, ": ready, ", nth=processes)
         return child
 
     def start(self, name: str, words: Sequence[str]) -> Child:
@@ -75,14 +78,17 @@ class Processes:
         path = os.pathsep.join([p for p in sys.path if p] + [os.environ.get("PYTHONPATH", "")])
         return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
 
-    def wait_for_line(self, child: Child, text: str, timeout_s: float = START_S) -> str:
-        """Wait for a line with `text` in a child's output. Exits when the child ends."""
+    def wait_for_line(
+        self, child: Child, text: str, timeout_s: float = START_S, nth: int = 1
+    ) -> str:
+        """Wait for the nth line with `text` in a child's output. Exits when the child ends."""
         deadline = time.monotonic() + timeout_s
         while True:
             ended = child.exit_code is not None  # before reading: its last words count
-            for line in child.log.read_text(errors="replace").splitlines():
-                if text in line:
-                    return line
+            lines = child.log.read_text(errors="replace").splitlines()
+            found = [line for line in lines if text in line]
+            if len(found) >= nth:
+                return found[nth - 1]
             if ended or time.monotonic() > deadline:
                 sys.exit(f"waited for {text!r}\n{child.how_it_ended()}")
             time.sleep(0.05)

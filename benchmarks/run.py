@@ -32,13 +32,23 @@ TURNS = ("tau2_2025:retail", "tau2_2025:airline", "tau_bench:retail", "tau_bench
 """Environments of bench_turn; those of tau_bench only where it is installed."""
 TOKENIZED = frozenset(
     f"bench_{name}"
-    for name in ("turn", "worker", "crowd", "growth", "long_episode", "tokens", "start")
+    for name in (
+        "turn",
+        "worker",
+        "crowd",
+        "processes",
+        "growth",
+        "long_episode",
+        "tokens",
+        "start",
+    )
 )
 """Benchmarks that take --tokenizer."""
 OTHERS = (
     *(
         "bench_worker",
         "bench_crowd",
+        "bench_processes",
         "bench_growth",
         "bench_long_episode",
         "bench_tokens",

@@ -105,13 +105,6 @@ def checks(result: dict[str, Any]) -> list[Check]:
         return float(result[one] / result[other])
 
     return [
-        Check(
-            "256 trajectories to padded arrays",
-            result["to_arrays_s"] * 1000,
-            60.0,
-            "ms",
-            ratio=False,
-        ),
         Check("padded arrays, over lists filled with zeros", over("padded_s", "by_lists_s"), 0.2),
         Check(
             "decoding to buffers, over that of lists",

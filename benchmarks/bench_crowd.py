@@ -2,10 +2,10 @@
 thread wait?
 
 An engine that takes 2 s a turn (lognormal), all episodes at once, from the first one on. A thread
-in the worker sleeps 10 ms at a time and notes how late it wakes (probed_rollq.py); the same thread
-alone in another process shows what the machine itself adds. Then 10 at once with an engine that
-takes 0.02 s, which is the same rate of turns. Memory at rest is that of the worker which is ready
-and has no job. Exit code 1 when a target is missed.
+in the worker sleeps 10 ms at a time and notes how late it wakes (probed_rollq.py), because leases
+are renewed by such a thread; the same one alone in another process shows what the machine itself
+adds. Then 64 at once on the same engine. Memory at rest is that of the worker which is ready and
+has no job. Exit code 1 when a target is missed.
 
     python benchmarks/bench_crowd.py [--env tau2_2025:retail] [--tokenizer DIR] [-c 1000] [--json]
 """
@@ -28,9 +28,11 @@ from tables import table
 from rollq.client.client import Client
 
 LATENCY_S = 2.0
-FEW = 10
+FEW = 64
 """Episodes at once that are compared with the crowd."""
-WARM_UP, MEASURED = 16, 128
+MOST_STALL_S = 0.5
+"""Longest wait of a thread: a thirtieth of a lease."""
+WARM_UP, MEASURED = 64, 192
 """Rollouts of the few."""
 SIZE = 2
 SETTLE_S = 5.0
@@ -94,8 +96,7 @@ def play_crowd(processes: Processes, args: argparse.Namespace) -> dict[str, floa
 
 
 def play_few(processes: Processes, args: argparse.Namespace) -> dict[str, float]:
-    latency_s = LATENCY_S * FEW / args.concurrency
-    engine_url, redis_url = processes.engine(args.env, args.tokenizer, latency_s), processes.redis()
+    engine_url, redis_url = processes.engine(args.env, args.tokenizer, LATENCY_S), processes.redis()
     child = processes.worker(redis_url, engine_url, FEW, args.tokenizer)
     spent, played = 0.0, []
     for run, count in (("warm-up", WARM_UP), ("few", MEASURED)):
@@ -142,17 +143,22 @@ def report(result: dict[str, Any], args: argparse.Namespace) -> None:
 def checks(result: dict[str, Any], at_once: int) -> list[Check]:
     crowd = result["crowd"]
     return [
-        Check(f"{at_once} at once: memory", crowd["peak_mb"], 350.0, "MB", ratio=False),
-        Check(f"{at_once} at once: CPU a turn", crowd["ms_a_turn"], 1.5, "ms", ratio=False),
+        Check(
+            f"{at_once} at once: memory of an episode",
+            (crowd["peak_mb"] - crowd["at_rest_mb"]) / at_once,
+            0.4,
+            "MB",
+            ratio=False,
+        ),
         Check(
             f"{at_once} at once: longest stall of a thread",
-            crowd["longest_stall_s"] * 1000,
-            100.0,
-            "ms",
-            False,
+            crowd["longest_stall_s"],
+            MOST_STALL_S,
+            "s",
+            ratio=False,
         ),
         Check("memory of a worker at rest", crowd["at_rest_mb"], 150.0, "MB", ratio=False),
-        Check(f"{at_once} at once: CPU a turn, over that of {FEW}", result["growth"], 1.2),
+        Check(f"{at_once} at once: CPU a turn, over that of {FEW}", result["growth"], 1.1),
     ]
 
 

@@ -25,9 +25,13 @@ from rollq.client.client import Client
 
 LATENCIES_S = (2.0, 10.0)
 SIZE = 2
+WARM_UP = 128
+"""Groups that are played before: each process loads the environment, and what it computes once for
+each task.
+"""
 LOOK_EVERY_S = 1.0
 """Seconds between two looks at the memory."""
-MOST_CPU, MOST_MEMORY = 1.2, 1.5
+MOST_CPU, MOST_MEMORY = 1.25, 2.5
 """Several processes may cost so many times the CPU and the memory of one."""
 
 
@@ -64,14 +68,14 @@ def play(args: argparse.Namespace, count: int, latency_s: float) -> dict[str, fl
         child = processes.worker(redis_url, engine_url, slots, args.tokenizer, processes=count)
         at_rest = proportional_mb(family(child.pid))
         most = Most(child.pid)
-        spent, began = cpu_seconds(child.pid), time.monotonic()
-        with Client(redis_url, run="crowd") as client:
-            groups = slots * count // SIZE
-            submit(client, args.env, indices(args.env, groups), SIZE)
-            wait_until_done(client, groups * SIZE, look_every_s=0.5)
-            spent, wall_s = cpu_seconds(child.pid) - spent, time.monotonic() - began
-            peak = most.stop()
-            played = rollouts(client)
+        for run, groups in (("warm-up", WARM_UP), ("crowd", slots * count // SIZE)):
+            with Client(redis_url, run=run) as client:
+                spent, began = cpu_seconds(child.pid), time.monotonic()
+                submit(client, args.env, indices(args.env, groups), SIZE)
+                wait_until_done(client, groups * SIZE, look_every_s=0.5)
+                spent, wall_s = cpu_seconds(child.pid) - spent, time.monotonic() - began
+                played = rollouts(client)
+        peak = most.stop()
     require_perfect(f"{count} processes", played)
     return {
         "s a turn": latency_s,

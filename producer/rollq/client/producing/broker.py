@@ -19,7 +19,7 @@ from rollq.urls import broker_options
 TASK = "rollq.play"
 """The task's name; its one argument is the job id."""
 HEADERS = ("lang", "task", "id", "argsrepr")
-"""Those that a worker needs, and the job id for Flower."""
+"""Headers that a worker needs, and the job id for Flower."""
 PAUSE_S = 5.0
 """Seconds without another try after a failure."""
 SOCKET_TIMEOUT_S = 5.0

@@ -42,9 +42,9 @@ class Look(NamedTuple):
 
     names: list[str]
     due: list[str]
-    """Those that must be reaped."""
+    """Runs that must be reaped."""
     idle: list[str]
-    """Those without jobs."""
+    """Runs without jobs."""
     queued: int
     """Queued jobs of all."""
 

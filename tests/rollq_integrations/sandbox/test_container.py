@@ -12,7 +12,13 @@ import pytest
 
 from rollq.env import CommandResult
 from rollq.env.attempt import AttemptLabels, labelled
-from rollq.errors import EnvironmentFailure, ForOtherWorkers, ServiceAway, WorkerFailure
+from rollq.errors import (
+    EnvironmentFailure,
+    ForOtherWorkers,
+    RolloutFailure,
+    ServiceAway,
+    WorkerFailure,
+)
 from rollq_integrations.sandbox import Container, image_of, pull
 from rollq_integrations.sandbox.containers import container as container_module
 from rollq_integrations.sandbox.containers import lease
@@ -100,8 +106,24 @@ def test_privileges(box: Container) -> None:
     assert box.user == "root"
 
 
+def test_an_images_user_has_no_privileges(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nUSER nobody\n")
+    image_of(tmp_path, "rollq-nobody:1", 300)
+    with Container("rollq-nobody:1") as box:
+        for user in ("", "nobody", "games"):
+            assert (
+                "CapEff:\t0000000000000000\n" in sh(box, "cat /proc/self/status", user=user).output
+            )
+        assert box.user == "nobody"
+
+
+def test_no_other_user_writes_to_a_commands_output(box: Container) -> None:
+    assert sh(box, "ls -l /run/rollq").output.split()[2] == "-rw-------"
+    assert sh(box, "umask").output == "0022\n"
+
+
 def test_options_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROLLQ_SANDBOX_OPTIONS", '{"cap_add": [], "security_opt": []}')
+    monkeypatch.setenv("ROLLQ_SANDBOX_OPTIONS", '{"cap_drop": ["ALL"], "security_opt": []}')
     with Container(IMAGE) as box:
         status = sh(box, "cat /proc/self/status").output
         assert "NoNewPrivs:\t0\n" in status and "CapEff:\t0000000000000000\n" in status
@@ -237,6 +259,18 @@ def test_folders_for_every_user() -> None:
 def test_a_policy_cannot_end_it(box: Container) -> None:
     sh(box, "kill -9 1; kill -TERM 1; kill -9 -1")
     assert sh(box, "echo here").output == "here\n"
+
+
+def test_an_entrypoint_that_does_not_run_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text(f'FROM {IMAGE}\nENTRYPOINT ["sleep", "1"]\n')
+    image_of(tmp_path, "rollq-entrypoint:1", 300)
+    says = r"ENTRYPOINT \['sleep', '1'\] must run its arguments"
+    with pytest.raises(RolloutFailure, match=says), Container("rollq-entrypoint:1") as box:
+        sh(box, "true")
+    (tmp_path / "Dockerfile").write_text(f'FROM {IMAGE}\nENTRYPOINT ["env", "A=b"]\n')
+    image_of(tmp_path, "rollq-entrypoint:2", 300)
+    with Container("rollq-entrypoint:2") as box:
+        assert sh(box, "tr '\\0' '\\n' < /proc/1/environ | grep ^A=").output == "A=b\n"
 
 
 def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

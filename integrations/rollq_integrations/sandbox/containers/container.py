@@ -70,14 +70,16 @@ OUTPUTS = "/run/rollq"
 OUTPUTS_MB = 16
 """Its size: a command that writes more has a full disk."""
 RUN = (
-    'set -C; f="$0/$1"; shift; timeout -s KILL "$@" >"$f" 2>&1 </dev/null; code=$?; '
+    'f="$0/$1"; shift; umask 77; set -C; : >"$f" || exit; umask 22; '
+    'timeout -s KILL "$@" >>"$f" 2>&1 </dev/null; code=$?; '
     f'head -c {SHOWN} "$f"; '
     f'echo 2>/dev/null >>"$f" || echo "[the {OUTPUTS_MB} MB for outputs are full]"; '
     'rm -f "$f"; exit $code'
 )
 """Runs a command for so many seconds, with its output in a new file of a random name, which another
-user cannot have made. Processes that it leaves running go on, and do not hold up its end: they have
-the file, and not the connection.
+user cannot have made and cannot write to (Podman's commands begin with no umask now and then).
+Processes that it leaves running go on, and do not hold up its end: they have the file, and not the
+connection.
 """
 KILLED = 137
 """The exit code of a process that SIGKILL ended."""
@@ -87,11 +89,9 @@ OPTIONS = "ROLLQ_SANDBOX_OPTIONS"
 """Environment variable of the worker: a JSON object of options of docker-py's `containers.create`,
 which go before those here.
 """
-KEPT_CAPABILITIES = (
-    "CHOWN DAC_OVERRIDE FOWNER FSETID KILL NET_BIND_SERVICE SETGID SETUID SYS_CHROOT".split()
-)
-"""Capabilities of Linux that root has inside: of Docker's own set those that installing packages
-and starting servers need.
+DROPPED_CAPABILITIES = "AUDIT_WRITE MKNOD NET_RAW SETFCAP SETPCAP".split()
+"""Capabilities of Docker's own set that installing packages and starting servers do not need. To
+add the others to none would give them to an image's user, too, by Podman.
 """
 
 
@@ -148,8 +148,7 @@ class Container:
             "mem_limit": memory,
             "memswap_limit": memory,
             "pids_limit": processes,
-            "cap_drop": ["ALL"],
-            "cap_add": KEPT_CAPABILITIES,
+            "cap_drop": DROPPED_CAPABILITIES,
             "security_opt": ["no-new-privileges"],
             **({"network": joined} if joined else {"network_mode": "none"}),
             **_options(),
@@ -242,11 +241,12 @@ class Container:
             except TypeError as e:
                 raise ForOtherWorkers(f"{OPTIONS} has an unknown option: {e}") from e
             try:
-                container.start()
-                HEARTBEAT.join(
-                    container.id, container.attach_socket(params={"stdin": 1, "stream": 1})
-                )
-                container.put_archive("/", folders_for_all(folders))
+                with failures(f"starting a container{_entrypoint(container)}"):
+                    container.start()
+                    HEARTBEAT.join(
+                        container.id, container.attach_socket(params={"stdin": 1, "stream": 1})
+                    )
+                    container.put_archive("/", folders_for_all(folders))
             except BaseException:
                 HEARTBEAT.leave(container.id)
                 _remove(container)
@@ -266,8 +266,8 @@ class Container:
             if _runs(container):
                 raise
             raise WorkerFailure(
-                f"the container has gone: its engine restarted, or its worker was silent for "
-                f"{LEASE_S} s ({e})"
+                f"the container{_entrypoint(container)} has gone: its engine restarted, or its "
+                f"worker was silent for {LEASE_S} s ({e})"
             ) from e
 
     def _result(self, future: "Future[T]", what: str, seconds: float) -> T:
@@ -297,6 +297,12 @@ def _run(
     finally:
         stream.close()
     return bytes(output), api.exec_inspect(command)["ExitCode"]
+
+
+def _entrypoint(container: "EngineContainer") -> str:
+    """Words on the image's ENTRYPOINT, which is a likely reason where a container does not run."""
+    entrypoint = container.attrs["Config"].get("Entrypoint")
+    return f" (whose ENTRYPOINT {entrypoint} must run its arguments)" if entrypoint else ""
 
 
 def _runs(container: "EngineContainer") -> bool:

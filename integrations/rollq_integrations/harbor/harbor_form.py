@@ -14,12 +14,16 @@ from rollq.errors import JobFailure
 from rollq_integrations.harbor.task_folder import (
     COMPOSE,
     DOCKERFILE,
+    IMAGE,
     MB,
+    USER,
     Place,
     TaskFolder,
     above_0,
     digest,
     instruction_of,
+    matching,
+    memory,
     refuse,
     seconds,
     table,
@@ -93,7 +97,7 @@ def read(path: Path) -> TaskFolder:
         path=path,
         instruction=instruction_of(path, (path / "instruction.md").read_text()),
         place=_place(path, path / "environment", environment, is_public),
-        user=str(agent.get("user", "")),
+        user=matching(USER, "user", agent.get("user", "")),
         agent_s=seconds(agent, "timeout_sec", 600),
         tests_s=seconds(verifier, "timeout_sec", 600),
         tests_place=tests_place,
@@ -102,7 +106,7 @@ def read(path: Path) -> TaskFolder:
         test_command="/tests/test.sh",
         rewards=True,
         tests_env=variables(path, table(verifier, "env")),
-        tests_user=str(verifier.get("user", "")),
+        tests_user=matching(USER, "user", verifier.get("user", "")),
         solution=path / "solution" if (path / "solution" / "solve.sh").is_file() else None,
         solution_env=variables(path, table(solution, "env")),
     )
@@ -155,7 +159,9 @@ def _place(path: Path, folder: Path, settings: Mapping[str, Any], network: bool)
     ready-made image.
     """
     _refuse_unknown(path, settings, ENVIRONMENT_KEYS)
-    image = str(settings.get("docker_image") or "")
+    image = settings.get("docker_image") or ""
+    if image:
+        image = matching(IMAGE, "docker_image", image)
     refuse(
         path,
         {
@@ -210,12 +216,12 @@ def _memory(environment: Mapping[str, Any]) -> int:
     """The memory in bytes. The older form is a text such as `2G`."""
     text = environment.get("memory")
     if text is None:
-        return int(above_0("memory_mb", environment.get("memory_mb", 2048)) * MB)
+        return memory(above_0("memory_mb", environment.get("memory_mb", 2048)) * MB)
     size = re.fullmatch(r"\s*([\d.]+)\s*([KMG]?)i?B?\s*", str(text), re.IGNORECASE)
     if size is None:
         raise ValueError(f"memory is {text!r}, not a size such as 2G")
     units = {"K": 1 << 10, "": MB, "M": MB, "G": 1 << 30}
-    return int(above_0("memory", size[1]) * units[size[2].upper()])
+    return memory(above_0("memory", size[1]) * units[size[2].upper()])
 
 
 def _cpus(settings: Mapping[str, Any]) -> float:

@@ -19,6 +19,12 @@ from rollq.errors import JobFailure
 DOCKERFILE = "Dockerfile"
 COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
 MB = 1 << 20
+LEAST_MEMORY = 6 * MB
+"""Docker takes no less."""
+MOST_MEMORY = 1 << 50
+IMAGE = re.compile(r"[a-zA-Z0-9][\w.:/@-]*")
+USER = re.compile(r"(\w[\w.-]*(:\w[\w.-]*)?)?")
+"""A name or a number, and a group if need be; empty for the image's."""
 LONGEST_S = 999_999.0
 """Longest time of a command, in seconds."""
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
@@ -124,6 +130,20 @@ def above_0(name: str, value: Any) -> float:
     return number
 
 
+def memory(size: float) -> int:
+    """A number of bytes that a container can have."""
+    if not LEAST_MEMORY <= size <= MOST_MEMORY:
+        raise ValueError(f"memory is {size:g} bytes, not from {LEAST_MEMORY} to {MOST_MEMORY}")
+    return int(size)
+
+
+def matching(form: "re.Pattern[str]", name: str, value: Any) -> str:
+    text = str(value)
+    if not form.fullmatch(text):
+        raise ValueError(f"{name} cannot be {text!r}")
+    return text
+
+
 def variables(path: Path, settings: Mapping[str, Json]) -> dict[str, str]:
     """Variables of a task. A value of the worker's environment is never given away: its default
     stands for it.
@@ -140,6 +160,8 @@ def variables(path: Path, settings: Mapping[str, Json]) -> dict[str, str]:
     values = {}
     for name, value in settings.items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
+        if not name or "=" in name or "\0" in f"{name}{text}":
+            raise ValueError(f"no variable can be {name!r}, or have {text!r:.100}")
         values[name] = VARIABLE.sub(default, text)
     return values
 

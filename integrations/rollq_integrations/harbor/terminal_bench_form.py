@@ -83,7 +83,7 @@ def _service(path: Path) -> Mapping[str, Any]:
     )
     requests["an image without a build"] = "image" in service and "build" not in service
     requests["a command that does more than wait"] = not _waits(service.get("command"))
-    requests["volumes"] = any("T_BENCH" not in str(volume) for volume in volumes)
+    requests["volumes"] = not all(_KNOWN_VOLUME.search(str(volume)) for volume in volumes)
     refuse(path, requests)
     environment = variables(path, _environment(service))
     return {**service, "build": build.get("context", "."), "environment": environment}
@@ -93,6 +93,8 @@ _PLAYED_KEYS = frozenset(
     "build image container_name command volumes environment working_dir expose".split()
 )
 """Keys of a service that are carried out, or change nothing here."""
+_KNOWN_VOLUME = re.compile(r"T_BENCH|^\./tests/?:/tests/?(:r[ow])?$")
+"""Volumes of terminal-bench's own harness, and the tests, which are uploaded before they run."""
 _SHELL = r"(?:/(?:usr/)?bin/)?(?:ba)?sh"
 _WAITING = re.compile(rf"(?:{_SHELL} -c )?(['\"]?)(?:sleep \w+|tail -f /dev/null|{_SHELL})\1")
 """Commands that only keep a container up."""

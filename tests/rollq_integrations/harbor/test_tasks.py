@@ -69,7 +69,8 @@ class FakeContainer:
         self.ran: list[tuple[str, dict[str, Any]]] = []
         self.uploaded: dict[str, Path] = {}
         self.copied: list[tuple[str, FakeContainer]] = []
-        self.closed = False
+        self.closed = self.ended = False
+        self.user = "root"
         self._files = files or {}
         self._results = results
 
@@ -84,6 +85,9 @@ class FakeContainer:
 
     def copy(self, path: str, to: "FakeContainer") -> None:
         self.copied.append((path, to))
+
+    def end_processes(self) -> None:
+        self.ended = True
 
     def __enter__(self) -> "FakeContainer":
         return self
@@ -199,6 +203,19 @@ def test_variables_of_docker_compose(
     assert read(terminal_bench(tmp_path, compose=compose)).place.env == given
 
 
+@pytest.mark.parametrize("volume", ["./tests:/tests:ro", "./tests/:/tests"])
+def test_the_own_tests_may_be_a_volume(tmp_path: Path, volume: str) -> None:
+    compose = f"services: {{client: {{volumes: ['{volume}']}}}}"
+    assert "/tests" in read(terminal_bench(tmp_path, compose=compose)).tests
+
+
+@pytest.mark.parametrize("volume", ["./data:/data", "tests:/tests", "../tests:/tests", "/:/tests"])
+def test_other_volumes_are_refused(tmp_path: Path, volume: str) -> None:
+    with pytest.raises(JobFailure, match="asks for volumes"):
+        compose = f"services: {{client: {{volumes: ['{volume}']}}}}"
+        read(terminal_bench(tmp_path, compose=compose))
+
+
 def test_root_is_a_user(tmp_path: Path) -> None:
     task = read(harbor(tmp_path, "[agent]\nuser = 0\n[verifier]\nuser = 0"))
     assert (task.user, task.tests_user) == ("0", "0")
@@ -232,6 +249,14 @@ def test_root_is_a_user(tmp_path: Path) -> None:
         ("[environment]\nmemory_mb = -5", "memory_mb is -5, not"),
         ("[environment]\nmemory_mb = inf", "memory_mb is inf, not"),
         ("[environment]\nmemory = '0G'", "memory is 0, not"),
+        ("[environment]\nmemory_mb = 0.001", r"memory is 1048\.58 bytes, not from"),
+        ("[environment]\nmemory_mb = 1e300", "memory is 1.04858e.306 bytes, not from"),
+        ("[environment]\ndocker_image = 'x;id'", "docker_image cannot be 'x;id'"),
+        ("[environment]\ndocker_image = '-v'", "docker_image cannot be '-v'"),
+        ("[environment.env]\n'A=B' = 'c'", "no variable can be 'A=B'"),
+        ('[verifier.env]\nA = "\\u0000"', "no variable can be 'A'"),
+        ("[agent]\nuser = 'x; id'", "user cannot be 'x; id'"),
+        ("[verifier]\nuser = '-R'", "user cannot be '-R'"),
         (f"[environment]\ncpus = 1{'0' * 400}", "the task one: OverflowError"),
         (
             "[verifier]\nenvironment_mode = 'shared'\n[verifier.environment]\ncpus = 2",

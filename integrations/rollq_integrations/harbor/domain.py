@@ -2,8 +2,8 @@
 tests as its grade.
 
 The policy calls `bash` until it answers in words, which ends the episode. A failure of image,
-container, tests or time is an EnvironmentFailure, never a reward of 0. It does not know how
-containers are made or how folders are read.
+container, tests or time is an EnvironmentFailure, never a reward of 0, unless the tests do grade a
+container in which no policy was. It does not know how containers are made or how folders are read.
 """
 
 import base64
@@ -41,12 +41,17 @@ COMMAND_S = 60.0
 LARGEST_SOLUTION = 96_000
 """Number of characters of a solution that can be one command: Linux takes 131,072."""
 LOGS, AGENT_LOGS = "/logs/verifier", "/logs/agent"
+SOLUTION = "/solution"
+FOLDERS = (ARTIFACTS, AGENT_LOGS, SOLUTION)
+"""Folders of every container, in which every user may write."""
 TEXT, NUMBERS = f"{LOGS}/reward.txt", f"{LOGS}/reward.json"
 """Where tests write the reward: a number, or an object of numbers, of which `reward` counts."""
 LARGEST = 1 << 53
 """Every number that tests write is smaller."""
-NO_GRADE = 126
-"""From this exit code on a shell says that a command was not found, cannot run, or was killed."""
+NO_GRADE = 125
+"""From this exit code on a command was not found, cannot run, or was killed; Podman says 125 where
+it cannot start one.
+"""
 SHOWN = 4000
 """Number of characters of the tests' output that the grade's info has."""
 BASH: Json = {
@@ -132,9 +137,9 @@ class HarborEpisode:
     def __init__(self, task: TaskFolder) -> None:
         self._task = task
         self.longest_step_s = task.agent_s + COMMAND_S
-        self.longest_grade_s = task.tests_s + 4 * COMMAND_S
+        self.longest_grade_s = 3 * (task.tests_s + 4 * COMMAND_S)
         self._labels = attempt_labels()
-        self.sandbox = _container(task.place, (ARTIFACTS, AGENT_LOGS))
+        self.sandbox = _container(task.place)
 
     def reset(self, user: User) -> str:
         return user.open()
@@ -154,6 +159,23 @@ class HarborEpisode:
         return Observation(as_told(result))
 
     def grade(self) -> Grade:
+        """The grade of the tests. Where they give none, they run where no policy was: if they give
+        none there, the task is at fault. Otherwise they run again, without the policy's processes:
+        if they still give none, the policy has spoiled them.
+        """
+        try:
+            return self._grade_work()
+        except EnvironmentFailure:
+            place = self._task.tests_place or self._task.place
+            with labelled(self._labels), _container(place) as untouched:
+                self._grade_in(untouched)
+        self.sandbox.end_processes()
+        try:
+            return self._grade_work()
+        except EnvironmentFailure as e:
+            return Grade(0.0, {"rewards": {}, "tests": str(e)[-SHOWN:]})
+
+    def _grade_work(self) -> Grade:
         if self._task.tests_place is None:
             return self._grade_in(self.sandbox)
         with labelled(self._labels), _container(self._task.tests_place) as own:
@@ -162,12 +184,11 @@ class HarborEpisode:
             return self._grade_in(own)
 
     def _grade_in(self, box: Container) -> Grade:
-        user = box.run(["id", "-u"], user=self._task.tests_user).output.strip()
         self._prepare(
             box,
             ["rm", "-rf", LOGS, *self._task.tests],
             ["mkdir", "-p", LOGS],
-            ["chown", user, LOGS],
+            ["chown", self._task.tests_user or box.user, LOGS],
         )
         for target, source in self._task.tests.items():
             box.upload(source, target)
@@ -250,14 +271,14 @@ def _have_image(place: Place) -> None:
         image_of(place.dockerfile, place.image, place.build_s)
 
 
-def _container(place: Place, folders: Sequence[str] = ()) -> Container:
+def _container(place: Place) -> Container:
     return Container(
         place.image,
         cpus=place.cpus,
         memory=place.memory,
         env=place.env,
         folder=place.folder,
-        folders=folders,
+        folders=FOLDERS,
         network=place.network,
     )
 
@@ -274,20 +295,23 @@ def _numbers(text: str) -> Json:
 
 def _oracle(task: TaskFolder) -> tuple[Action, ...]:
     """The moves of a perfect policy: the task's own solution as one command. It is unpacked at
-    /solution, where such scripts look for their files. There are none where it is too long for a
+    SOLUTION, where such scripts look for their files. There are none where it is too long for a
     command.
     """
     source = task.solution
     assert source is not None, "it has one"
+    files = {"solve.sh": source}
+    if source.is_dir():
+        files = {path.name: path for path in sorted(source.iterdir())}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
-        tar.add(source, "." if source.is_dir() else "solve.sh", filter=_without_dates)
+        for name, file in files.items():
+            tar.add(file, name, filter=_without_dates)
     settings = [f"{name}={shlex.quote(value)} " for name, value in task.solution_env.items()]
     variables = "".join(settings)
     text = base64.b64encode(gzip.compress(packed.getvalue(), mtime=0)).decode()
     command = (
-        f"mkdir -p /solution && echo {text} | base64 -d | tar -xz -C /solution && "
-        f"{variables}bash /solution/solve.sh"
+        f"echo {text} | base64 -d | tar -xz -C {SOLUTION} && {variables}bash {SOLUTION}/solve.sh"
     )
     if len(command) > LARGEST_SOLUTION:
         return ()

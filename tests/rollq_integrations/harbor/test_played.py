@@ -97,6 +97,11 @@ def test_the_solution_earns_the_reward_and_idleness_none(task: Path, form) -> No
         ),
         ("tests/test.sh", "mkdir /logs/verifier/reward.txt", "reward.txt is no file"),
         ("tests/test.sh", "kill -9 -1; sleep 1", "and no reward"),
+        (
+            "tests/test.sh",
+            "set -e; yes | head -c 40000000; echo 1 > /logs/verifier/reward.txt",
+            "the 16 MB for outputs are full",
+        ),
     ],
 )
 def test_what_cannot_be_graded_is_a_failure(task: Path, file: str, text: str, says: str) -> None:
@@ -110,6 +115,55 @@ def test_what_cannot_be_graded_is_a_failure(task: Path, file: str, text: str, sa
         episode.close()
 
 
+SPOILS = {
+    "it is a loop": "echo 'while True: pass' > median.py",
+    "it floods": "echo 'while True: print(0)' > median.py",
+    "there are no programs": "rm -rf /usr/bin /bin",
+    "there is no shell": "rm -f /bin/sh",
+    "there is no room for a process": "bomb() { while :; do bomb & done; }; bomb",
+    "the disk of outputs is full": "head -c 99999999 /dev/zero > /run/rollq/full",
+}
+
+
+@pytest.mark.parametrize("form", [lambda task: None, of_terminal_bench])
+@pytest.mark.parametrize("spoils", SPOILS.values(), ids=list(SPOILS))
+def test_what_the_policy_has_spoiled_earns_nothing(task: Path, form, spoils: str) -> None:
+    (task / "tests" / "test.sh").write_text("#!/bin/bash\nset -e\nid\npython3 /tests/checks.py\n")
+    form(task)
+    if (task / "task.toml").exists():
+        (task / "task.toml").write_text("[verifier]\ntimeout_sec = 6\n")
+    else:
+        (task / "task.yaml").write_text("instruction: Repair it.\nmax_test_timeout_sec: 6\n")
+    episode = load(str(task)).open("train", 0, {})
+    try:
+        episode.step(Action("bash", {"command": spoils, "seconds": 5}))
+        assert episode.grade().reward == 0.0
+    finally:
+        episode.close()
+
+
+def test_a_good_solution_earns_its_reward_beside_too_many_processes(task: Path) -> None:
+    domain = load(str(task))
+    episode = domain.open("train", 0, {})
+    try:
+        for action in domain.task("train", 0).moves[:1]:
+            episode.step(action)
+        bomb = SPOILS["there is no room for a process"]
+        episode.step(Action("bash", {"command": bomb, "seconds": 3}))
+        assert episode.grade().reward == 1.0
+    finally:
+        episode.close()
+
+
+@pytest.mark.parametrize("toml", ['[agent]\nuser = "nobody"\n', ""])
+def test_the_solution_of_a_user_earns_the_reward(task: Path, toml: str) -> None:
+    (task / "task.toml").write_text(toml)
+    with (task / "environment" / "Dockerfile").open("a") as dockerfile:
+        dockerfile.write("RUN chmod -R a+w /app\n" + ("" if toml else "USER nobody\n"))
+    report = check_environment(load(str(task)), "train", [0])
+    assert report.rewards == [1.0] and report.problems == []
+
+
 def test_what_another_user_left_cannot_grade(task: Path) -> None:
     (task / "task.toml").write_text('[agent]\nuser = "nobody"\n')
     (task / "tests" / "test.sh").write_text(
@@ -119,11 +173,12 @@ def test_what_another_user_left_cannot_grade(task: Path) -> None:
     episode = load(str(task)).open("train", 0, {})
     try:
         episode.sandbox.run(["sh", "-c", "mkdir /tests; echo > /tests/json.py"], user="root")
-        cheat = (
-            "while :; do echo '{\"reward\": 1}' > /logs/verifier/reward.json; sleep "
-            "0.1; done >&- 2>&- &"
-        )
+        names = "seq -f /run/rollq/%g 3000 | xargs touch; chmod a+w /run/rollq/*"
+        forge = "for f in /run/rollq/*; do echo 65534 > $f; done"
+        earn = "echo '{\"reward\": 1}' > /logs/verifier/reward.json"
+        cheat = f"{names}; while :; do {forge}; {earn}; done >&- 2>&- &"
         assert episode.step(Action("bash", {"command": cheat})).text == ""
-        assert episode.grade().reward == 0.0
+        grade = episode.grade()
+        assert (grade.reward, grade.info["tests"]) == (0.0, "")
     finally:
         episode.close()

@@ -4,6 +4,7 @@ A worker keeps no state of a run, so the job carries all of it: task, sampling, 
 size of its group. It names endpoints, never addresses. Pure values, standard library only.
 """
 
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -252,6 +253,9 @@ class Job(Identified):
         for name, kind in FIELD_TYPES.items():
             value = getattr(self, name)
             if kind is int:
+                if type(value) is not int and not isinstance(value, bool):
+                    value = _as_int(value)
+                    object.__setattr__(self, name, value)
                 whole_number(f"{self.title}: {name}", value, at_least=0)
             elif issubclass(kind, StrEnum):
                 if not isinstance(value, str) or value not in [*kind]:
@@ -391,6 +395,14 @@ FIELD_TYPES: Mapping[str, Any] = {
 """The class of each field's values."""
 MAPPINGS = tuple(name for name, kind in FIELD_TYPES.items() if kind is Mapping)
 KIND_NAMES = {str: "a text", Mapping: "a mapping"}
+
+
+def _as_int(value: Any) -> Any:
+    """A whole number of another kind, such as numpy's, as an int; anything else as it is."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
 
 
 def group_name(env: str, split: str, task: int, epoch: int = 0) -> str:

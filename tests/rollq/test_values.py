@@ -178,3 +178,13 @@ def test_a_trainer_loads_nothing_heavy(statement: str, unneeded: str) -> None:
         "m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_a_whole_number_of_numpy_is_an_int() -> None:
+    numpy = pytest.importorskip("numpy")
+    made = Job(env="shop", task=numpy.int64(3), size=numpy.int32(2))
+    assert (type(made.task), made.task, made.size) == (int, 3, 2)
+    assert made == Job(env="shop", task=3, size=2)
+    for wrong in (numpy.float64(3), numpy.bool_(True), "3", 3.0):
+        with pytest.raises(errors.ContractError, match="task must be a whole number"):
+            Job(env="shop", task=wrong)

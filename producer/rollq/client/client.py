@@ -8,7 +8,7 @@ from __future__ import annotations  # most names are not there before there is a
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from rollq.client.arguments import (
@@ -19,7 +19,15 @@ from rollq.client.arguments import (
     check_ids,
     check_wanted,
 )
-from rollq.errors import ClientClosed, ContractError, FailureClass, LedgerError, SettingsError
+from rollq.client.closed import Closed
+from rollq.errors import (
+    ClientClosed,
+    ContractError,
+    FailureClass,
+    FunctionError,
+    LedgerError,
+    SettingsError,
+)
 from rollq.job import NAME, Purpose
 from rollq.ledger.constants import HOLD_S
 from rollq.numbers import whole_number
@@ -90,6 +98,7 @@ class Client:
         self._broker = Broker(settings.broker_url)
         self._open: WeakSet[Consumer | Evaluation | Episodes] = WeakSet()
         self._closing = Event()
+        self._said_unknown = False
         self._retry = RetryLoop(wait=self._pause)
         self._trackers = Trackers(self._reader, self._retry)
         self._producer = Producer(self._ledger, self._broker, dict(budgets or {}), self._pause)
@@ -116,6 +125,9 @@ class Client:
         reading `jobs` again if it has a source and is no iterator. Raises Gap when neither reaches
         back far enough: submit the source again. Raises JobConflict, ContractError, or LedgerError
         when the run is sealed. Groups that were submitted before the error stay submitted.
+
+        Where the worker's package is installed, ContractError also refuses what no worker can play,
+        and the log warns of an environment, split or task that this machine does not know.
         """
         check_ahead(ahead)
         if source is not None and not (isinstance(source, str) and NAME.fullmatch(source)):
@@ -432,9 +444,15 @@ class Client:
 
     def stats(self) -> dict[str, Any]:
         """Counts of jobs and groups by state, and totals since the run began (docs/ledger.md). All
-        are 0 for a run that is not `known`.
+        are 0 for a run that is not `known`, and the log says so once.
         """
-        return self._retry(self._reader.stats)
+        stats = self._retry(self._reader.stats)
+        if not stats["known"] and not self._said_unknown:
+            from rollq.client.waits import warn_of_unknown_run
+
+            self._said_unknown = True
+            self._retry(lambda: warn_of_unknown_run(self._reader))
+        return stats
 
     def close(self) -> None:
         """Close its consumers, evaluations and trackers, too. A closed client refuses every call
@@ -469,15 +487,8 @@ class Client:
         try:
             while batch := consumer.next(groups, timeout, exact=exact):
                 yield batch
+        except FunctionError:  # nobody can ask this consumer again
+            consumer.give_back_unread()
+            raise
         finally:
             consumer.stop_renewing()
-
-
-class Closed:
-    """Takes the place of what a closed client worked with: each use of it raises ClientClosed."""
-
-    def __init__(self, run: str) -> None:
-        self._run = run
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise ClientClosed(f"the client of run {self._run} is closed: make another")

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from rollq.errors import LedgerError
 from rollq.job import Purpose
-from rollq.ledger.reader import LedgerReader
+from rollq.ledger.reader import LedgerReader, runs
 from rollq.servers.retry import CONNECTION_ERRORS
 from rollq.snapshot.fleet import read_one_run
-from rollq.snapshot.holdups import RunView, find_holdup, run_holdup
+from rollq.snapshot.holdups import RunView, find_holdup, other_runs, run_holdup
 
 log = logging.getLogger("rollq")
 
@@ -75,3 +75,8 @@ class WaitLog:
         if text and now - self._said.get(same, float("-inf")) >= EVERY_S:
             self._said[same] = now
             log.warning("%s", text)
+
+
+def warn_of_unknown_run(reader: LedgerReader) -> None:
+    there = other_runs(reader.run, runs(reader.redis))
+    log.warning("run %s does not exist yet; %s", reader.run, there)

@@ -283,6 +283,9 @@ def _missing(pull: Pull, reader: LedgerReader) -> str:
     stats = reader.stats()
     purpose: Purpose = pull.args.purpose
     groups = reader.standing(purpose)
+    acked = stats["groups_acked"]
+    if acked >= pull.args.groups and not (pull.groups or groups.unacknowledged):
+        return f"all {acked} groups were acknowledged before"
     text = (
         f"{pull.missing} of {pull.args.groups} groups are missing; {groups.ready} are ready, "
         f"{groups.open} open, {groups.held} held by a consumer; jobs: {unfinished_and_dead(stats)}"

@@ -5,6 +5,7 @@ Every change is one Lua script, atomic and safe to repeat with the same argument
 says what holds.
 """
 
+import logging
 import re
 from collections.abc import Collection, Sequence
 
@@ -15,6 +16,8 @@ from rollq.ledger.replies import Admission, Published
 from rollq.ledger.scripts import Reply, Scripts
 from rollq.ledger.stored import count, text
 from rollq.numbers import whole_number
+
+log = logging.getLogger("rollq")
 
 MOST_GROUPS = 1_000_000
 """Largest number that `limit_staleness` takes."""
@@ -88,6 +91,13 @@ class Versions:
             ("max_running", 1 if max_running is None else max_running, 1),
         ):
             whole_number(f"run {self.run}: {name}", number, at_least, MOST_GROUPS, SettingsError)
+        jobs, bound = self.scripts.command("hmget", self.keys.meta, "seq", "batch")
+        if jobs and not bound:
+            log.warning(
+                "run %s: limit_staleness came after groups that were let in without a bound: call "
+                "it before the first submission",
+                self.run,
+            )
         ours = [groups_per_batch, max_staleness, max_running or 0]
         reply = self.scripts.call("admit", *ours)
         if reply.status == "other":

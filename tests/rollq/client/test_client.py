@@ -275,3 +275,22 @@ def test_a_consumer_does_not_wait_for_what_is_no_number(
     """A timeout of NaN would neither pass nor pause."""
     with client.consumer() as consumer, pytest.raises(ContractError, match=next(iter(wrong))):
         consumer.next(**{"groups": 1} | wrong)
+
+
+def test_a_bound_that_comes_too_late_is_said(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    submit(client, "a")
+    for _ in range(2):
+        client.limit_staleness(1, 0)
+    [message] = caplog.messages
+    assert "call it before the first submission" in message
+
+
+def test_the_counts_of_a_run_that_does_not_exist_are_zeros_and_said_once(
+    client: Client, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    submit(client, "a")
+    with Client(redis_url, run="rr") as typo:
+        assert [typo.stats()["submitted"] for _ in range(2)] == [0, 0]
+    assert caplog.messages == ["run rr does not exist yet; did you mean 'r'? runs there: r"]

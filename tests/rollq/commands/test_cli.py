@@ -107,6 +107,11 @@ def test_starting_imports_nothing_heavy(line: str, unneeded: str) -> None:
     ("line", "words"),
     [
         ("jobs lst", "there is no command 'lst'; did you mean list?"),
+        ("late", "there is no command 'late': write `rollq stats --late`"),
+        ("requeue", "there is no command 'requeue': write `rollq jobs requeue`"),
+        ("help", "there is no command 'help': write `rollq --help`"),
+        ("submit --temperature 1", "no flag --temperature: write --set sampling.temperature="),
+        ("eval --max-turns=1", "there is no flag --max-turns: write --set budget.max_turns="),
         ("demo --group 3", "there is no flag --group; did you mean --groups"),
         ("jobs list --run r", "RUN is no flag of this command: write rollq jobs list RUN"),
         ("submit --run r --tasks 0", "--env is missing"),

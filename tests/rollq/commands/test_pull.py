@@ -146,6 +146,13 @@ def test_a_run_name_that_was_used_before(ledger: Ledger, out: Path, pull: Pulls)
     assert jobs(other) == ["r/a/0", "r/a/1"]
 
 
+def test_a_finished_run_that_is_pulled_again_misses_nothing(ledger: Ledger, pull: Pulls) -> None:
+    finish_groups(ledger, "a", "b", seal=True)
+    pull(2)
+    said = pull(2, code=1).err
+    assert "all 2 groups were acknowledged before" in said and "missing" not in said
+
+
 def test_a_pull_ends_when_a_sealed_run_has_fewer_groups(ledger: Ledger, pull: Pulls) -> None:
     finish_groups(ledger, "a", "b", seal=True)
     said = pull(5, "--json", code=1)

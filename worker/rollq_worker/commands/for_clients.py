@@ -13,6 +13,7 @@ from rollq.job import Job, Json
 from rollq.settings import Endpoint
 from rollq_worker.agents.known_agents import add_file as add_agent_file
 from rollq_worker.agents.known_agents import check_agent, is_program
+from rollq_worker.commands.environment_names import task_count
 from rollq_worker.context import context_factory
 from rollq_worker.environments import domain, names
 from rollq_worker.environments.files import add_file as add_environment_file
@@ -20,7 +21,14 @@ from rollq_worker.episode.strategies import agent_factory
 from rollq_worker.rewards import check_judged, reward_factory
 from rollq_worker.users import user_factory
 
-__all__ = ["add_agent_file", "add_environment_file", "check_job", "token_texts", "tokenizer_hashes"]
+__all__ = [
+    "add_agent_file",
+    "add_environment_file",
+    "check_job",
+    "task_count",
+    "token_texts",
+    "tokenizer_hashes",
+]
 
 
 def check_job(job: Job, tasks: Sequence[int]) -> str:

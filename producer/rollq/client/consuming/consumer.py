@@ -368,6 +368,14 @@ class Consumer:
                 self._hold_s,
             )
 
+    def give_back_unread(self) -> None:
+        """Give back the groups of a batch that was taken and not handed out. A name keeps them."""
+        if not self._owner:
+            token = self._token(self._step)
+            self._holds.drop(token)
+            self._selection.clear()
+            self._give_back([token])
+
     def stop_renewing(self) -> None:
         """Its last batch may still be acknowledged until its hold has run out."""
         self._holds.close()

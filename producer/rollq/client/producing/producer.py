@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from rollq.client.producing.broker import Broker
+from rollq.client.producing.job_checks import JobChecks
 from rollq.client.producing.submission import PAGE, Source, replacements, whole_groups
 from rollq.client.waits import WaitLog, explain
 from rollq.errors import ContractError, FailureClass, Gap
@@ -74,6 +75,7 @@ class Producer:
         self._room = Deliveries(ledger.redis, ledger.run)
         self._broker = broker
         self._budgets = budgets
+        self._checks = JobChecks()
         self._process = os.getpid()
         self._own = _nameless()
         """The groups that are submitted without the name of a source."""
@@ -251,6 +253,8 @@ class Producer:
 
         Raises Gap when Redis lost more than the source keeps.
         """
+        if group:
+            self._checks.check(group[0])
         self._sources.setdefault(source.name, source)
         wait = None
         while True:

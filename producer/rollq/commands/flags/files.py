@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 from rollq.errors import RollqError
 from rollq.job import NAME, Json, is_path
@@ -24,7 +25,13 @@ def environment(text: str) -> str:
 
     This process and its children then know the file.
     """
-    return _name_of_file(text, "add_environment_file") if is_path(text) else text
+    if is_path(text):
+        return _name_of_file(text, "add_environment_file")
+    if Path(text.partition(":")[0]).is_file():
+        raise argparse.ArgumentTypeError(
+            f"expected a file that ends in .py, .jsonl or .parquet, not {text!r}"
+        )
+    return text
 
 
 def _name_of_file(text: str, add: str) -> str:

@@ -97,3 +97,9 @@ def examples(command: str) -> str:
     """The end of a command's help; empty for one that has no examples."""
     lines = EXAMPLES.get(command, ())
     return "\nexamples:\n" * bool(lines) + "".join(f"  {line}\n" for line in lines)
+
+
+def elsewhere(name: str) -> str:
+    """The lines that somebody may mean who writes `rollq NAME`; empty when none is known."""
+    known = [*EXAMPLES, "stats --late", "--help"]
+    return " or ".join(f"`rollq {line}`" for line in known if line.split()[-1].lstrip("-") == name)

@@ -82,6 +82,7 @@ def add_set(parser: Parser, own: type, filled: tuple[str, ...] = ()) -> None:
         help="one of the keys below, with a value that is JSON or text; may be repeated",
     )
     parser.more_help = partial(_key_help, parser, own, filled)
+    parser.keys = list(keys(own, filled))
 
 
 def add_config(parser: Parser) -> None:

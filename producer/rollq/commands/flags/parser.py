@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
-from rollq.commands.flags.help import examples
+from rollq.commands.flags.help import elsewhere, examples
 
 
 class Parser(argparse.ArgumentParser):
@@ -22,6 +22,8 @@ class Parser(argparse.ArgumentParser):
         """All flags, by each of their names."""
         self.places: list[str] = []
         """Names of the arguments that are no flags, as help has them."""
+        self.keys: Sequence[str] = ()
+        """Keys that `--set` takes."""
         self.more_help: Callable[[], str] = str
         """Text of --help between the flags and the examples."""
         self.commands: Commands | None = None
@@ -60,12 +62,18 @@ class Parser(argparse.ArgumentParser):
             self.exit(2)
         name = next((word for word in words if not word.startswith("-")), None)
         if name is not None and name not in commands.parsers:
-            self.error(f"there is no command {name!r}{near(name, commands.parsers)}")
+            other = elsewhere(name) if self.prog == "rollq" else ""
+            hint = f": write {other}" if other else near(name, commands.parsers)
+            self.error(f"there is no command {name!r}{hint}")
 
     def _refuse(self, flag: str) -> NoReturn:
         place = flag[2:].upper()
         if any(place in places.split("|") for places in self.places):
             self.error(f"{place} is no flag of this command: write {self.prog} {place}")
+        word = flag[2:].replace("-", "_")
+        for key in self.keys:
+            if key.rpartition(".")[2] == word:
+                self.error(f"there is no flag {flag}: write --set {key}=VALUE")
         self.error(f"there is no flag {flag}{near(flag, self.flags)}")
 
     def format_help(self) -> str:

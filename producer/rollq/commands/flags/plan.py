@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -103,8 +102,8 @@ class Plan:
         return f"run {self.job.run}: {', '.join(parts)}"
 
     def check(self, refill: int = 0) -> None:
-        """Raises SettingsError when a job is invalid, and when this machine does not know its task.
-        With `force` that is a warning.
+        """Raises SettingsError when a job is invalid, and when this machine does not know its task,
+        unless `force` is set: then the client warns of it.
         """
         try:
             encode_job(self._job(self.of.tasks[0], 0))
@@ -115,8 +114,6 @@ class Plan:
         unknown = unknown_part(last, self.of.tasks)
         if unknown and not self.of.force:
             raise SettingsError(f"{unknown} (if the workers know it: --set force=true)")
-        if unknown:
-            print(f"rollq: warning: {unknown}", file=sys.stderr)
 
     def pin_tokenizer(self, client: Client) -> None:
         """Pins the tokenizer and the chat template that were named for the run.

@@ -127,6 +127,20 @@ def test_a_function_that_fails_loses_nothing(client: Client, what: str) -> None:
     assert client.stats()["groups_acked"] == 3
 
 
+@pytest.mark.parametrize("what", ["where", "reward"])
+def test_a_loop_whose_function_fails_keeps_no_group_from_the_next_one(
+    client: Client, what: str
+) -> None:
+    finish(client, "abc")
+
+    def function(value: object) -> float:
+        raise ValueError("no")
+
+    with pytest.raises(FunctionError):
+        next(client.batches(3, **{what: function}))  # type: ignore[arg-type]
+    assert names(next(client.batches(3, timeout=1))) == "abc"
+
+
 def test_a_function_that_is_not_there_is_refused_before_anything_is_taken(client: Client) -> None:
     for functions in ({"where": "equal"}, {"where": "not_there:where"}, {"reward": "json:nothing"}):
         with pytest.raises(SettingsError):

@@ -184,7 +184,7 @@ def test_unknown_tasks_are_refused_unless_forced(
         *SUBMIT, *flags, "--redis", redis_url
     )
     assert cli.main([*SUBMIT, *flags, "--set", "force=true", "--redis", redis_url]) == 0
-    assert f"rollq: warning: {said}\n" in capsys.readouterr().err
+    assert f"rollq: run r: {said}; the workers may know it\n" in capsys.readouterr().err
 
 
 SEED_LIMIT = 2**53

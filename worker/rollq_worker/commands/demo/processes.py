@@ -78,7 +78,8 @@ class DemoProcesses:
             "ROLLQ_ENGINE_URL": self.engine_url,
         }
         flags = ["--tokenizer", tokenizer] if tokenizer else []
-        child = self._start("worker", ["worker", "--concurrency", str(concurrency), *flags], env)
+        line = ["worker", "--processes", "1", "--concurrency", str(concurrency), *flags]
+        child = self._start("worker", line, env)
         self._say(f"worker   pid {child.pid}, {concurrency} episodes at once")
         _await(child, WORKER_READY)
 

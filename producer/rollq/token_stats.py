@@ -9,12 +9,18 @@ about the weights.
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import ne
 
-from rollq.events import Observed, Prompt, Sampled
+from rollq.events import Event, Observed, Prompt, Sampled
 from rollq.trajectory import Trajectory
+
+RECENT = 4
+"""Number of earlier prompts that a new one is compared with."""
+WORDS = 80
+"""Characters that are told of the words that differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +44,10 @@ class TokenStats:
     """Number of turns that would be other tokens if their text were encoded again."""
     version_breaks: int = 0
     """Number of times that older weights came back in a trajectory after newer ones."""
+    changed_prompts: int = 0
+    """Number of traces that go on with an earlier one's conversation under another system
+    prompt.
+    """
 
     @property
     def counts(self) -> dict[str, int]:
@@ -93,7 +103,42 @@ def count_tokens(
         unclosed_turns=unclosed,
         drifted_turns=drifted,
         version_breaks=_version_breaks(trajectory),
+        changed_prompts=sum(1 for _ in changed_prompts(trajectory.events)),
     )
+
+
+def changed_prompts(events: Iterable[Event]) -> Iterator[str]:
+    """For each trace that goes on with an earlier one's conversation under another system prompt:
+    the words that differ.
+    """
+    earlier = deque[Prompt](maxlen=RECENT)
+    for event in events:
+        if not isinstance(event, Prompt):
+            continue
+        before = next((one for one in earlier if _differ_in_the_system(one, event)), None)
+        if before is not None:
+            yield _difference(*(str(one.messages[0]["content"]) for one in (before, event)))
+        earlier.appendleft(event)
+
+
+def _differ_in_the_system(before: Prompt, now: Prompt) -> bool:
+    was, messages = before.messages, now.messages
+    return (
+        1 < len(was) < len(messages)
+        and was[0]["role"] == messages[0]["role"] == "system"
+        and was[0] != messages[0]
+        and list(was[1:]) == list(messages[1 : len(was)])
+    )
+
+
+def _difference(was: str, now: str) -> str:
+    old, new = was.split(), now.split()
+    while old and new and old[0] == new[0]:
+        del old[0], new[0]
+    while old and new and old[-1] == new[-1]:
+        del old[-1], new[-1]
+    before, after = (" ".join(words)[:WORDS] for words in (old, new))
+    return f"{before!r} became {after!r}"
 
 
 def _version_breaks(trajectory: Trajectory) -> int:

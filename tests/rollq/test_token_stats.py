@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from rollq.events import Finish, VersionSpan
-from rollq.token_stats import TokenStats, count_tokens
+from rollq.events import Finish, Prompt, VersionSpan
+from rollq.token_stats import TokenStats, changed_prompts, count_tokens
 from tests.rollq.samples import ids, observed, prompt, sampled, trajectory
 
 
@@ -89,3 +89,33 @@ def test_older_weights_that_come_back():
         of(*steady, sampled(2, version="1"), observed(2), sampled(3, version="2")).version_breaks
         == 2
     )
+
+
+def with_system(system: str, *more: str, role: str = "system") -> Prompt:
+    conversation = [
+        {"role": "assistant" if n % 2 else "user", "content": text} for n, text in enumerate(more)
+    ]
+    return replace(prompt(), messages=[{"role": role, "content": system}, *conversation])
+
+
+def test_system_prompts_that_change_from_request_to_request():
+    first = with_system("You code. cch=a1 Be brief.", "hi")
+    second = with_system("You code. cch=b2 Be brief.", "hi", "so", "and?")
+    third = with_system("You code. cch=c3 Be brief.", "hi", "so", "and?", "well", "more")
+    assert list(changed_prompts([first, sampled(0), second, third])) == [
+        "'cch=a1' became 'cch=b2'",
+        "'cch=b2' became 'cch=c3'",
+    ]
+    assert of(first, sampled(0), second, sampled(1)).changed_prompts == 1
+
+
+def test_other_traces_than_those_of_a_changed_system_prompt():
+    first = with_system("You code.", "hi")
+    for other in (
+        first,  # sampled again
+        with_system("You write titles.", "hi"),
+        with_system("You search.", "find it", "so", "more"),
+        with_system("You code.", "hi", "edited", "more"),
+        with_system("You code?", "hi", "so", "more", role="user"),
+    ):
+        assert list(changed_prompts([first, other])) == []

@@ -122,6 +122,11 @@ def table(counts: Mapping[str, Any]) -> list[str]:
     if counts["policy"] or counts["admission"]:
         lines.append(f"policy    {_policy(counts['policy'], counts['admission'])}")
     lines.append(f"fidelity  {_fidelity(counts)}")
+    if counts["changed_prompts"]:
+        lines.append(
+            f"prompts   {counts['changed_prompts']} of {counts['traces']} traces begin because the "
+            "system prompt changes: `rollq show JOB` has the words (system_prompt)"
+        )
     lines.append(f"reward    {_mean(counts['reward_mean'])} mean")
     lines += _times(counts["seconds"])
     for subject in ("stops", "failures", "skips"):

@@ -313,3 +313,17 @@ def test_every_request_is_the_conversation_that_was_asked_for(
     sampled_once(played)
     for trace in played.segments():
         assert text_of(trace.prompt_ids + trace.response_ids).startswith("[")
+
+
+def test_a_system_prompt_that_changes_is_named_with_its_words() -> None:
+    def agent(episode: Episode) -> None:
+        messages = list(episode.messages)
+        for n in range(3):
+            messages[0] = {"role": "system", "content": f"It is 10:0{n} now."}
+            messages += [said(ask(episode, messages)), user("and?")]
+
+    played = play(agent, "one")
+    assert played.info["system_prompt"] == (
+        "it changes from request to request: '10:01' became '10:02'"
+    )
+    assert count_tokens(played).changed_prompts == 2

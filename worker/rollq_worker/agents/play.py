@@ -16,6 +16,7 @@ from rollq.env import Episode as AgentsEpisode
 from rollq.errors import AgentFailure
 from rollq.events import Closed, Event, Stop
 from rollq.job import Job
+from rollq.token_stats import changed_prompts
 from rollq.trajectory import Header, Trajectory
 from rollq_worker.agents.dialects.chat_completions import MODEL
 from rollq_worker.agents.endpoint import Address, AgentEndpoint
@@ -27,6 +28,8 @@ from rollq_worker.episode.environment_checks import with_end
 from rollq_worker.protocols import Engine
 from rollq_worker.text.whole_text import whole_characters
 
+CHANGES = "system_prompt"
+"""The entry of the grade's info with the words of the system prompt that change."""
 log = logging.getLogger(__name__)
 
 AGENT_LIMIT_S = 900.0
@@ -99,9 +102,17 @@ def _close(episode: AgentEpisode, program: Program) -> Closed:
     if answer is not None and not episode.world.done:
         episode.world.act(Action(RESPOND, {"content": whole_characters(answer)}))
     closed = episode.close()
+    info = dict(closed.info)
     if program.output:
-        return replace(closed, info={**closed.info, OUTPUT: program.output})
-    return closed
+        info[OUTPUT] = program.output
+    if changes := list(changed_prompts(episode.events)):
+        info[CHANGES] = f"it changes from request to request: {changes[-1]}"
+        _warn_once(
+            episode.job.agent,
+            "its system prompt changes from request to request, so each begins a trace of its own; "
+            f"info.{CHANGES} of an episode has the words",
+        )
+    return replace(closed, info=info)
 
 
 def _answer(episode: AgentEpisode, program: Program) -> str | None:
@@ -125,12 +136,13 @@ def _answer(episode: AgentEpisode, program: Program) -> str | None:
         answer = last.text
         if last.calls and program.output:
             answer = program.output.split("\n")[-1]
-            _warn_of_printed_answers(episode.job.agent)
+            _warn_once(
+                episode.job.agent,
+                "its last turn was a call, so the last line of its output is its answer",
+            )
     return answer or None
 
 
 @cache
-def _warn_of_printed_answers(agent: str) -> None:
-    log.warning(
-        "agent %s: its last turn was a call, so the last line of its output is its answer", agent
-    )
+def _warn_once(agent: str, what: str) -> None:
+    log.warning("agent %s: %s", agent, what)

@@ -150,11 +150,14 @@ def _outcomes(fleet: FleetSnapshot) -> Line:
         stops.update(each["stops"])
         failures.update(each["failures"])
     why = f" (failures: {_counts(failures)})" if failures else ""
-    return [
+    outcomes = [
         Cell(f"reward {reward}"),
         Cell(f"stops {_counts(stops)}"),
         Cell(f"{dead} dead{why}", BAD if dead else ""),
     ]
+    if changed := sum(each["changed_prompts"] for each in counts):
+        outcomes.append(Cell(f"{changed} traces by changed system prompts", BAD))
+    return outcomes
 
 
 def _counts(counts: Mapping[str, int]) -> str:

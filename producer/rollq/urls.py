@@ -31,6 +31,12 @@ HTTP = re.compile(
 )
 SECRET = re.compile(r"(?i)([?&;,][\w-]*(?:password|key|token|secret)=)[^&]*")
 """The value ends at `&` only, because `,`, `;`, `@` and white space may be parts of it."""
+SHOWN = re.compile(
+    rf"(?:(?!db=|username=|password=)(?:{CELERYS}|{REDIS_PYS}|service|ssl)=|db=\d*$)[^@]*$"
+)
+"""An option whose value errors show. Any other may be a password under a misspelt name."""
+HOSTS = re.compile(r"([\w.-]+|\[[\da-fA-F:.%]+\])?(:\d*)?")
+"""A host with its port, or one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,12 +238,32 @@ def _for_kombu(url: str) -> str:
 
 
 def mask_url(url: str) -> str:
-    """The address with every password replaced by `***`. A name without a password is masked too:
-    it may be a token.
+    """The address with every password replaced by `***`, and with it what may be one in a wrong
+    place: a name without a password, the value of an unknown option, a port that is no number, a
+    lone word.
     """
+    if re.fullmatch(r"\w+", url) and url != "localhost":
+        return "***"
     address, mark, query = url.partition("?")
-    masked = address + SECRET.sub(r"\1***", mark + query)  # an `@` in it ends no login
+    options = [_masked_option(option) for option in query.split("&")]
+    masked = address + SECRET.sub(r"\1***", mark + "&".join(options))  # an `@` ends no login there
     # Also where the scheme is missing, or wrong.
     masked = re.sub(r"(?s)^([\w.+-]+://|(?![\w.+-]+://))([^@:]*):.*@", r"\1\2:***@", masked)
     masked = re.sub(r"((?<=//)|^)[^/?#@:]+@", "***@", masked)
+    masked = re.sub(r"^([\w.+-]+)://([^/?#@\s:]+):([^/?#@\s]+)", _mask_port, masked)
     return SECRET.sub(r"\1***", masked)
+
+
+def _masked_option(option: str) -> str:
+    name, mark, value = option.partition("=")
+    if not mark or SHOWN.match(option):
+        return option
+    _, at, host = value.rpartition("@")  # the mark was in a login
+    return f"{name}=***{at}{host if at else ''}"
+
+
+def _mask_port(login: re.Match[str]) -> str:
+    scheme, host, port = login.groups()
+    hosts = f"{host}:{port}".rstrip(",;:.)")
+    parts = hosts.split(",") if scheme == "sentinel" else [hosts]
+    return login[0] if all(map(HOSTS.fullmatch, parts)) else f"{scheme}://{host}:***"

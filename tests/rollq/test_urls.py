@@ -105,6 +105,37 @@ def test_no_password_is_shown() -> None:
 @pytest.mark.parametrize(
     "url",
     [
+        "redis://h/0?passwd=S3CRET",
+        "redis://h/0?db=S3CRET",
+        "redis://h/0?foo=S3CRET&db=1",
+        "redis://u:S3CRET",
+        "redis://u:77S3CRET/0",
+        "sentinel://u:S3CRET/0?service=x",
+        "S3CRET",
+    ],
+)
+def test_a_password_in_a_wrong_place_is_not_shown(url: str) -> None:
+    assert "S3CRET" not in mask_url(url) and "***" in mask_url(url)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis://h:6379/0?db=3&ssl_ca_certs=/ca.pem&socket_timeout=2",
+        "sentinel://h1,h2:26380,[::1]:26381/3?service=ledger&ssl=true",
+        "http://[::1]:30000",
+        "http://gpu-2:30000: no answer within 5 s",
+        "localhost",
+        "gpu-2:30000",
+    ],
+)
+def test_what_is_no_password_is_shown(text: str) -> None:
+    assert mask_url(text) == text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
         "http:// gpu-2:30000",
         " http://gpu-2:30000",
         "http://gpu\t-2:30000",

@@ -162,3 +162,13 @@ def test_a_directory_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[
     code, found = report(capsys, "--tokenizer", str(tmp_path / "nowhere"))
     assert code == 1 and "no such directory" in found["checks"]["tokenizer"]["says"]
     assert found["next"].startswith("give --tokenizer")
+
+
+@pytest.mark.parametrize(("template", "says"), [("qwen3.5", True), (None, False)])
+def test_a_template_that_loses_a_second_system_message_is_named(
+    template: str | None, says: bool, folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    flags = ["--template", template] if template else []
+    assert cli.main(["doctor", "--tokenizer", str(folder), *flags]) == 0
+    said = "the template takes one system message: several at the beginning are joined"
+    assert (said in capsys.readouterr().out) == says

@@ -9,6 +9,7 @@ from typing import Any
 
 from rollq.errors import JobFailure, RollqError
 from rollq.servers.health import Finding, Level
+from rollq_worker.tokens.model_family import Family
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.better_template import better_template, exact_edges
 from rollq_worker.tokens.selfcheck.bridge_comparison import Match
@@ -70,6 +71,7 @@ def _checked(
     lines = [
         *self_check.table.splitlines(),
         _counts(self_check),
+        *_system_lines(family),
         *_argument_lines(tokenizer, family.template_kwargs),
     ]
     if any(seen.match.value == "rewrite" for seen in self_check.edges.values()):
@@ -91,6 +93,18 @@ def _counts(self_check: SelfCheck) -> str:
     counts = Counter(seen.match for seen in self_check.edges.values())
     classes = ", ".join(f"{counts[match]} {match.value}" for match in Match)
     return f"{len(self_check.edges)} edges: {classes}"
+
+
+def _system_lines(family: Family) -> list[str]:
+    """A line where the template refuses or loses system messages, as agent programs send them."""
+    if family.system_in_user:
+        return ["the template takes no system message: it is shown as the user's"]
+    if family.one_system:
+        return [
+            "the template takes one system message: several at the beginning are joined, and a "
+            "later one is shown as the user's"
+        ]
+    return []
 
 
 def _argument_lines(tokenizer: Tokenizer, added: Mapping[str, Any]) -> list[str]:

@@ -88,7 +88,7 @@ def test_the_search_finds_a_command(site: tuple[Path, str], browser: Any) -> Non
     page.click("[data-md-component=search-query]")
     page.keyboard.type("requeue")
     page.wait_for_selector(".md-search-result__link")
-    assert "commands.html" in "".join(
+    assert "recover.html" in "".join(
         link.get_attribute("href") for link in page.query_selector_all(".md-search-result__link")
     )
     page.close()

@@ -73,7 +73,8 @@ def parser(line: Sequence[str] | None = None) -> Parser:
     )
     if line is not None and line[:1] == ["--version"]:
         return top
-    commands = top.add_commands(prog="rollq", help=argparse.SUPPRESS)
+    # Help has a list of its own; what completes lines in a shell reads this one.
+    commands = top.add_commands(prog="rollq", help=argparse.SUPPRESS if line is not None else None)
     named = next((word for word in line or () if not word.startswith("-")), "")
     if named in OWN_COMMANDS:
         _add_own(commands, [OWN_COMMANDS[named]])

@@ -362,3 +362,9 @@ def test_with_json_stdout_is_for_programs_alone(
     capsys.readouterr()
     assert cli.main([*line, "--redis", redis_url, "--json"]) in (0, 1)
     assert json.loads(capsys.readouterr().out) is not None
+
+
+def test_the_whole_parser_lists_every_command_with_its_summary() -> None:
+    """Scripts that complete lines in a shell are made of it."""
+    shown = " ".join(cli.parser().format_help().split())
+    assert [name for name, words in help.SUMMARIES.items() if f"{name} {words}" not in shown] == []

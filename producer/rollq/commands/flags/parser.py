@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
-from rollq.commands.flags.help import elsewhere, examples
+from rollq.commands.flags.help import SUMMARIES, elsewhere, examples
 
 
 class Parser(argparse.ArgumentParser):
@@ -94,7 +94,8 @@ class Commands:
 
     def add_parser(self, name: str, *, help: str = "", **options: Any) -> Parser:
         """Adds a command. `help` is its line in the list of commands."""
-        shown = {"help": help.replace("%", "%%")} if help else {}
+        words = help or SUMMARIES.get(name, "")
+        shown = {"help": words.replace("%", "%%")} if words else {}
         self.parsers[name] = self._added.add_parser(name, **shown, **options)
         self.summaries[name] = help
         return self.parsers[name]

@@ -31,11 +31,11 @@ from rollq.ledger.keys import QUEUE
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import JobMessage
 from rollq.ledger.scripts import Scripts
-from rollq_worker.engine.api import generate
-from rollq_worker.engine.api.http import EngineHttp
-from rollq_worker.engine.api.request import PromptWriter
+from rollq_worker.engine import generate
+from rollq_worker.engine.client import EngineClient
+from rollq_worker.engine.http import EngineHttp
 from rollq_worker.engine.pool import EnginePool
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.prompts import PromptWriter
 from rollq_worker.process.attempts import attempt
 from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.process.job_task import JobRunner
@@ -49,12 +49,12 @@ MESSAGES = 400
 
 PARTS = (
     ("engine: rest", EnginePool, "generate"),
-    ("engine: rest", SGLangEngine, "sample"),
+    ("engine: rest", EngineClient, "sample"),
     ("engine: HTTP", EngineHttp, "post"),
     ("engine: HTTP", EngineHttp, "generate"),
     ("engine: write the request", PromptWriter, "write"),
     ("engine: write the request", generate, "write_request"),
-    ("engine: check the ids", SGLangEngine, "_written"),
+    ("engine: check the ids", EngineClient, "_written"),
     ("engine: read the reply", generate, "read_reply"),
     ("renderer: chat template", tokenizer.Tokenizer, "render"),
     ("renderer: tokenise", tokenizer.Tokenizer, "encode_plain"),

@@ -15,8 +15,8 @@ from rollq.events import Sampled
 from rollq.export.record import record
 from rollq.job import Job
 from rollq.trajectory import Trajectory
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.engine.pool import EnginePool
-from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.environments import domain
 from rollq_worker.episode.loop import play
 from rollq_worker.episode.token_checks import TokenChecks
@@ -38,7 +38,7 @@ class RecordedEngine:
 
     server: Server
     proxy: Recorder
-    engine: SGLangEngine | EnginePool
+    engine: EngineClient | EnginePool
 
     def play(self, job: Job) -> Trajectory:
         """One episode, as a worker plays it."""
@@ -109,7 +109,7 @@ def recorded_engine(server: Server, folder: Path) -> Iterator[RecordedEngine]:
     tokenizer = server.tokenizer
     stops = [tokenizer.added_tokens["<|im_end|>"], *tokenizer.eos_ids]
     with recording(server.url, folder / "calls.jsonl") as proxy:
-        engine = SGLangEngine(proxy.url, stop_ids=stops, vocab_size=tokenizer.vocab_size)
+        engine = EngineClient(proxy.url, stop_ids=stops, vocab_size=tokenizer.vocab_size)
         try:
             yield RecordedEngine(server, proxy, engine)
         finally:

@@ -18,7 +18,7 @@ from rollq.trajectory import Trajectory
 from rollq_worker.agents.endpoint import AgentEndpoint
 from rollq_worker.agents.play import play_with_agent
 from rollq_worker.agents.programs.running import AgentThread
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.episode.loop import play as play_own_loop
 from rollq_worker.failures import Drained
 from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
@@ -35,7 +35,7 @@ class Played:
     def __init__(self, server: Server, proxy: Recorder) -> None:
         self.server, self.proxy = server, proxy
         self.endpoint = AgentEndpoint()
-        self.engine = SGLangEngine(proxy.url, vocab_size=server.tokenizer.vocab_size)
+        self.engine = EngineClient(proxy.url, vocab_size=server.tokenizer.vocab_size)
 
     def play(
         self,

@@ -1,4 +1,4 @@
-"""`SGLangEngine` against a real SGLang server and the replay engine: what an episode sees of an
+"""`EngineClient` against a real SGLang server and the replay engine: what an episode sees of an
 engine.
 """
 
@@ -13,7 +13,7 @@ import pytest
 
 from rollq.errors import JobFailure
 from rollq.events import Finish
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.protocols import Generated
 from tests.contract.background_requests import BackgroundRequests
 from tests.contract.conftest import Server
@@ -26,7 +26,7 @@ class Client:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.engine = SGLangEngine(
+        self.engine = EngineClient(
             server.url,
             stop_ids=[server.tokenizer.added_tokens["<|im_end|>"]],
             vocab_size=server.tokenizer.vocab_size,

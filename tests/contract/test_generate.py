@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from rollq_worker.engine.api.generate import probe
-from rollq_worker.engine.api.http import EngineHttp
+from rollq_worker.engine.generate import probe
+from rollq_worker.engine.http import EngineHttp
 from rollq_worker.engine.vocabulary_proof import TEST_TEXT
 from tests.contract.conftest import Server, spans_of
 from tests.contract.refusal_shapes import value_refusal

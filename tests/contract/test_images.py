@@ -20,7 +20,7 @@ from rollq.env import Image
 from rollq.errors import EngineFailure
 from rollq.events import Stop
 from rollq.images import images_of_segments
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 from tests.contract.conftest import (
@@ -168,7 +168,7 @@ class TestEpisodes:
     ) -> None:
         domain = counting.install(monkeypatch)
         tokenizer = vision_server.tokenizer
-        engine = SGLangEngine(vision_server.url, vocab_size=tokenizer.vocab_size)
+        engine = EngineClient(vision_server.url, vocab_size=tokenizer.vocab_size)
         try:
             for index in range(4):
                 played = counting.play_task(
@@ -188,7 +188,7 @@ class TestEpisodes:
         self, vision_server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         domain, tokenizer = counting.install(monkeypatch), vision_server.tokenizer
-        engine = SGLangEngine(vision_server.url, vocab_size=tokenizer.vocab_size)
+        engine = EngineClient(vision_server.url, vocab_size=tokenizer.vocab_size)
         played = counting.play_task(domain, 0, engine, tokenizer, max_turns=3, max_new_tokens=60)
         engine.close()
         (row,), (shown,) = played.segments(), images_of_segments(played)
@@ -220,7 +220,7 @@ def test_another_image_processor_is_noticed(
         **(tokenizer.image_processor or {}),
         "size": {"shortest_edge": 1, "longest_edge": 9999},
     }
-    engine = SGLangEngine(vision_server.url, vocab_size=tokenizer.vocab_size)
+    engine = EngineClient(vision_server.url, vocab_size=tokenizer.vocab_size)
     try:
         with pytest.raises(EngineFailure, match="count an image's tokens otherwise"):
             counting.play_task(domain, 0, engine, tokenizer)

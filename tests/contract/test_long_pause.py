@@ -12,9 +12,9 @@ import pytest
 
 from rollq.events import Finish
 from rollq_worker.engine import hang_watch
-from rollq_worker.engine.api import control
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.engine.hang_watch import FAILURES, HangWatch
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.sglang import control
 from rollq_worker.protocols import Generated
 from tests.contract.background_requests import BackgroundRequests
 from tests.contract.conftest import Process, Server
@@ -38,7 +38,7 @@ def patient_client(
     client = Client(slow_server)
     client.engine.close()
     with recording(slow_server.url, tmp_path / "calls.jsonl", missing=request.param) as proxy:
-        client.engine = SGLangEngine(proxy.url, vocab_size=slow_server.tokenizer.vocab_size)
+        client.engine = EngineClient(proxy.url, vocab_size=slow_server.tokenizer.vocab_size)
         yield client
         client.engine.close()
 
@@ -146,6 +146,6 @@ def test_a_server_that_failed_its_health_check_is_told_to_repeat_it(slow_server:
     assert slow_server.get("/health").status_code == 503
     slow_server.post("/continue_generation", {})
     assert slow_server.get("/ready").status_code == 503
-    engine = SGLangEngine(slow_server.url)  # as a worker that starts now
+    engine = EngineClient(slow_server.url)  # as a worker that starts now
     assert engine.ready() and slow_server.get("/ready").status_code == 200
     engine.close()

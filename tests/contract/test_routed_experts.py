@@ -18,7 +18,7 @@ from rollq.training.arrays import array_of
 from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ExpertShape
 from rollq.wire.routed_experts import routed_experts
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.environments import domain
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeJournal
@@ -59,7 +59,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @dataclass
 class Client:
     server: Server
-    engine: SGLangEngine
+    engine: EngineClient
 
     def generate(self, ids: "array[int]", start: int, most: int = 8, **sampling: Any) -> Any:
         routing = Routing(start=start, shape=SHAPE)
@@ -76,7 +76,7 @@ class Client:
 
 @pytest.fixture
 def client(moe: Server) -> Iterator[Client]:
-    engine = SGLangEngine(moe.url, vocab_size=moe.tokenizer.vocab_size)
+    engine = EngineClient(moe.url, vocab_size=moe.tokenizer.vocab_size)
     yield Client(moe, engine)
     engine.close()
 
@@ -119,7 +119,7 @@ def test_without_being_asked_a_server_reports_none(client: Client) -> None:
 
 
 def test_without_the_flag_the_engine_is_to_blame(sglang_server: Server) -> None:
-    engine = SGLangEngine(sglang_server.url, vocab_size=sglang_server.tokenizer.vocab_size)
+    engine = EngineClient(sglang_server.url, vocab_size=sglang_server.tokenizer.vocab_size)
     try:
         with pytest.raises(EngineFailure, match=FLAG):
             Client(sglang_server, engine).generate(array("I", sglang_server.prompt()), 0)
@@ -128,7 +128,7 @@ def test_without_the_flag_the_engine_is_to_blame(sglang_server: Server) -> None:
 
 
 def test_an_aborted_reply_has_the_rows_of_what_it_has(moe: Server) -> None:
-    engine = SGLangEngine(moe.url, vocab_size=moe.tokenizer.vocab_size)
+    engine = EngineClient(moe.url, vocab_size=moe.tokenizer.vocab_size)
     client, prompt, found = Client(moe, engine), array("I", moe.prompt("Count.")), []
     options = {"ignore_eos": True, "min_new_tokens": 4000}
     thread = threading.Thread(
@@ -165,7 +165,7 @@ def play_shop(client: Client, **changes: Any) -> Trajectory:
     user = user_factory(
         job.user, shop.task(job.split, job.task), seed=0, endpoints={}, check=lambda: None
     )
-    engine = SGLangEngine(
+    engine = EngineClient(
         client.server.url, stop_ids=renderer.stop_ids, vocab_size=renderer.vocab_size
     )
     try:

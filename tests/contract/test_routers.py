@@ -16,9 +16,9 @@ import pytest
 import requests
 
 from rollq.errors import JobFailure
-from rollq_worker.engine.api.reply import ADAPTER_MISSING, read_error
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.engine.limits import DROPPED
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.replies import ADAPTER_MISSING, read_error
 from rollq_worker.protocols import Generated
 from tests.conftest import REPO, free_port
 from tests.contract.conftest import Server, replay, running
@@ -93,7 +93,7 @@ def recorded(stack: ExitStack, servers: Sequence[Server], folder: Path) -> list[
 
 
 def generate(url: str, prompt: Sequence[int], **sampling: Any) -> Generated:
-    engine = SGLangEngine(url)
+    engine = EngineClient(url)
     try:
         return engine.generate(
             sample_request(array("I", prompt), sampling=sampling, max_new_tokens=8)

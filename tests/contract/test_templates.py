@@ -14,7 +14,7 @@ import pytest
 
 from rollq.events import Stop
 from rollq.trajectory import Trajectory
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.protocols import Engine
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.bridge_comparison import Match
@@ -74,7 +74,7 @@ def connect(sglang_server: Server) -> Iterator[Connect]:
     with ExitStack() as opened:
 
         def engine(renderer: ChatRenderer) -> Engine:
-            found = SGLangEngine(
+            found = EngineClient(
                 sglang_server.url, stop_ids=renderer.stop_ids, vocab_size=renderer.vocab_size
             )
             opened.callback(found.close)

@@ -10,7 +10,7 @@ import transformers
 from examples.learn_shop import policy
 from examples.learn_shop.engines import engine
 from examples.learn_shop.train import Options
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 
 transformers.logging.disable_progress_bar()
@@ -38,7 +38,7 @@ def url(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture
-def client(url: str) -> Iterator[SGLangEngine]:
-    engine = SGLangEngine(url)
+def client(url: str) -> Iterator[EngineClient]:
+    engine = EngineClient(url)
     yield engine
     engine.close()

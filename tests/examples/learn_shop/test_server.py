@@ -12,7 +12,7 @@ import pytest
 from rollq.errors import JobFailure, SyncError
 from rollq.events import Finish
 from rollq.weights import Fleet
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.protocols import Generated
 from tests.examples.learn_shop.scoring import logprobs
 from tests.sample_requests import sample_request
@@ -21,13 +21,13 @@ PROMPT = array("I", range(300, 420))
 
 
 def sample(
-    client: SGLangEngine, prompt: array = PROMPT, tokens: int = 20, seed: int | None = None
+    client: EngineClient, prompt: array = PROMPT, tokens: int = 20, seed: int | None = None
 ) -> Generated:
     sampling = {"temperature": 1.0} | ({} if seed is None else {"sampling_seed": seed})
     return client.generate(sample_request(prompt, sampling=sampling, max_new_tokens=tokens))
 
 
-def test_logprobs_are_those_of_the_model(client: SGLangEngine, models: list[str]) -> None:
+def test_logprobs_are_those_of_the_model(client: EngineClient, models: list[str]) -> None:
     prompts = [PROMPT, PROMPT[:50], PROMPT + array("I", [7, 8, 9]), array("I", [5])] * 3
     with ThreadPoolExecutor(len(prompts)) as pool:
         replies = list(pool.map(lambda prompt: sample(client, prompt), prompts))
@@ -37,7 +37,7 @@ def test_logprobs_are_those_of_the_model(client: SGLangEngine, models: list[str]
         )
 
 
-def test_a_prompt_that_was_seen_is_not_read_again(client: SGLangEngine, models: list[str]) -> None:
+def test_a_prompt_that_was_seen_is_not_read_again(client: EngineClient, models: list[str]) -> None:
     first = sample(client)
     longer = PROMPT + first.ids + array("I", [11, 12])
     reply = sample(client, longer)
@@ -45,11 +45,11 @@ def test_a_prompt_that_was_seen_is_not_read_again(client: SGLangEngine, models: 
     assert list(reply.logprobs) == pytest.approx(logprobs(models[0], longer, reply.ids), abs=1e-4)
 
 
-def test_a_seed_gives_the_same_tokens(client: SGLangEngine) -> None:
+def test_a_seed_gives_the_same_tokens(client: EngineClient) -> None:
     assert sample(client, seed=3).ids == sample(client, seed=3).ids != sample(client, seed=4).ids
 
 
-def test_a_stop_token_is_the_last_one(client: SGLangEngine) -> None:
+def test_a_stop_token_is_the_last_one(client: EngineClient) -> None:
     free = sample(client, seed=5)
     stop = {"temperature": 1.0, "sampling_seed": 5, "stop_token_ids": [free.ids[3]]}
     cut = client.generate(sample_request(PROMPT, sampling=stop, max_new_tokens=20))
@@ -60,14 +60,14 @@ def test_a_stop_token_is_the_last_one(client: SGLangEngine) -> None:
     )
 
 
-def test_what_it_cannot_do_is_refused(client: SGLangEngine) -> None:
+def test_what_it_cannot_do_is_refused(client: EngineClient) -> None:
     with pytest.raises(JobFailure, match="top_p"):
         client.generate(sample_request(PROMPT, sampling={"top_p": 0.5}))
     with pytest.raises(JobFailure, match="vocabulary"):
         sample(client, array("I", [10**6]))
 
 
-def test_a_request_can_be_aborted_in_a_pause(client: SGLangEngine, url: str) -> None:
+def test_a_request_can_be_aborted_in_a_pause(client: EngineClient, url: str) -> None:
     def post(path: str, body: bytes) -> None:
         urllib.request.urlopen(urllib.request.Request(f"{url}{path}", body, method="POST")).close()
 
@@ -83,7 +83,7 @@ def test_a_request_can_be_aborted_in_a_pause(client: SGLangEngine, url: str) -> 
     assert client.ready() and sample(client).finish is Finish.LENGTH
 
 
-def test_the_fleet_brings_new_weights(client: SGLangEngine, url: str, models: list[str]) -> None:
+def test_the_fleet_brings_new_weights(client: EngineClient, url: str, models: list[str]) -> None:
     fleet = Fleet([url])
     sample(client)  # so that there are keys and values of the old weights
     for version, model in (("1", models[1]), ("0", models[0])):
@@ -95,7 +95,7 @@ def test_the_fleet_brings_new_weights(client: SGLangEngine, url: str, models: li
 
 
 def test_a_folder_without_weights_leaves_the_sampler_paused(
-    client: SGLangEngine, url: str, models: list[str]
+    client: EngineClient, url: str, models: list[str]
 ) -> None:
     fleet = Fleet([url])
     with pytest.raises(SyncError):

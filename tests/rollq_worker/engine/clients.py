@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.engine.pool import EnginePool
-from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.failures import Drained
 from rollq_worker.protocols import Generated
@@ -17,11 +17,11 @@ from tests.rollq_worker.engine.engine_servers import ScriptedEngine, good_reply
 from tests.sample_requests import sample_request
 
 KEY = "run/group/0"
-Connect = Callable[..., SGLangEngine]
+Connect = Callable[..., EngineClient]
 
 
 def generate(
-    client: SGLangEngine,
+    client: EngineClient,
     key: str = KEY,
     ids: Sequence[int] = (1, 2, 3),
     check: Callable[[], None] = lambda: None,
@@ -62,11 +62,11 @@ def one_text(*ids: int) -> VocabularyProof:
     return VocabularyProof(OneText())
 
 
-def port(client: SGLangEngine) -> int:
+def port(client: EngineClient) -> int:
     return int(client.url.rsplit(":", 1)[1])
 
 
-def is_waiting(client: SGLangEngine, engine: ScriptedEngine, requests: int = 1) -> bool:
+def is_waiting(client: EngineClient, engine: ScriptedEngine, requests: int = 1) -> bool:
     """That many requests have arrived, and their threads wait for a response, so that the waits can
     be cut.
     """

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rollq_worker.engine import sglang_client
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine import client as engine_client
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.remote import waiting
 from tests.conftest import free_port
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine
@@ -16,18 +16,18 @@ from tests.rollq_worker.engine.pool_fleet import Fleet
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sglang_client, "BACKOFF_S", (0.01, 0.05))
-    monkeypatch.setattr(sglang_client, "CONNECTION_LOST_BACKOFF_S", (0.01, 0.05))
+    monkeypatch.setattr(engine_client, "BACKOFF_S", (0.01, 0.05))
+    monkeypatch.setattr(engine_client, "CONNECTION_LOST_BACKOFF_S", (0.01, 0.05))
     monkeypatch.setattr(waiting, "CHECK_S", 0.02)
 
 
 @pytest.fixture
-def connect() -> Iterator[Callable[..., SGLangEngine]]:
+def connect() -> Iterator[Callable[..., EngineClient]]:
     """Makes clients of a scripted engine or an address; closes them."""
-    clients: list[SGLangEngine] = []
+    clients: list[EngineClient] = []
 
-    def make(engine: ScriptedEngine | str, **options: Any) -> SGLangEngine:
-        clients.append(SGLangEngine(engine if isinstance(engine, str) else engine.url, **options))
+    def make(engine: ScriptedEngine | str, **options: Any) -> EngineClient:
+        clients.append(EngineClient(engine if isinstance(engine, str) else engine.url, **options))
         return clients[-1]
 
     yield make
@@ -36,7 +36,7 @@ def connect() -> Iterator[Callable[..., SGLangEngine]]:
 
 
 @pytest.fixture
-def client(connect: Callable[..., SGLangEngine]) -> SGLangEngine:
+def client(connect: Callable[..., EngineClient]) -> EngineClient:
     """A client of a port on which nothing listens yet."""
     return connect(f"http://127.0.0.1:{free_port()}")
 

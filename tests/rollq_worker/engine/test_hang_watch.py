@@ -6,16 +6,16 @@ import pytest
 
 from rollq.events import Finish
 from rollq_worker.engine import hang_watch
-from rollq_worker.engine.api import control
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.engine.hang_watch import HangWatch
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.sglang import control
 from tests.rollq_worker.engine.clients import HeldReply, generate, is_waiting, port
 from tests.rollq_worker.engine.engine_servers import scripted_engine
 from tests.waiting import until
 
 
 def test_an_engine_that_does_not_answer_is_an_outage(
-    client: SGLangEngine, monkeypatch: pytest.MonkeyPatch
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hang_watch, "SLOW_S", 0.0)
     watch, held = HangWatch(client), HeldReply()
@@ -46,21 +46,21 @@ def test_an_engine_that_does_not_answer_is_an_outage(
         held.release.set()
 
 
-def test_a_paused_engine_does_not_hang(client: SGLangEngine) -> None:
+def test_a_paused_engine_does_not_hang(client: EngineClient) -> None:
     """It loads weights, so that its scheduler answers nothing."""
     with scripted_engine(port=port(client), ready=(503, {}), server_info="hang"):
         assert not client.control.hangs()
 
 
 def test_another_workers_health_check_hides_no_hang(
-    client: SGLangEngine, monkeypatch: pytest.MonkeyPatch
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "SCHEDULER_TIMEOUT_S", 0.1)
     with scripted_engine(port=port(client), ready=(503, {}), ping=(503, {}), server_info="hang"):
         assert client.control.hangs() and not client.control.paused() and not client.ready()
 
 
-def test_an_engine_that_calls_itself_unhealthy_repeats_its_check(client: SGLangEngine) -> None:
+def test_an_engine_that_calls_itself_unhealthy_repeats_its_check(client: EngineClient) -> None:
     paths = {"ready": (503, {}), "ping": (200, {}), "server_info": (200, {})}
     with scripted_engine(port=port(client), health=(503, b""), **paths) as engine:
         assert not client.ready() and not engine.bodies("/health"), (
@@ -72,10 +72,10 @@ def test_an_engine_that_calls_itself_unhealthy_repeats_its_check(client: SGLangE
         assert client.ready() and client.available
 
 
-def test_a_router_that_answers_does_not_hang(client: SGLangEngine) -> None:
+def test_a_router_that_answers_does_not_hang(client: EngineClient) -> None:
     with scripted_engine(port=port(client)):
         assert not client.control.hangs()
 
 
-def test_an_engine_that_is_away_hangs(client: SGLangEngine) -> None:
+def test_an_engine_that_is_away_hangs(client: EngineClient) -> None:
     assert client.control.hangs()

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from rollq.errors import EngineFailure
-from rollq_worker.engine import sglang_client
-from rollq_worker.engine.api import http
-from rollq_worker.engine.api.http import EngineConnections, EngineHttp, WaitCut
-from rollq_worker.engine.sglang_client import RETRIES
+from rollq_worker.engine import client as engine_client
+from rollq_worker.engine import http
+from rollq_worker.engine.client import RETRIES
+from rollq_worker.engine.http import EngineConnections, EngineHttp, WaitCut
 from rollq_worker.remote.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
 from tests.rollq_worker.engine.clients import KEY, Connect, generate
 from tests.rollq_worker.engine.engine_servers import good_reply, scripted_engine
@@ -67,7 +67,7 @@ GARBAGE = [
 def test_garbage_instead_of_http_is_a_failure_of_the_engine(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
-    monkeypatch.setattr(sglang_client, "CONNECTION_LOST_BACKOFF_S", (0.0, 0.0))
+    monkeypatch.setattr(engine_client, "CONNECTION_LOST_BACKOFF_S", (0.0, 0.0))
     with (
         raw_server(answer) as url,
         pytest.raises(EngineFailure, match=rf"(?s){KEY}: .* {RETRIES + 1} times in a row"),

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from rollq.errors import JobFailure
 from rollq.events import Finish, VersionSpan
-from rollq_worker.engine.api.reply import (
+from rollq_worker.engine.replies import (
     MAX_MESSAGE,
     ContextExceeded,
     EngineUnavailable,
     RequestFailed,
     read_error,
     read_refusal,
-    read_reply,
 )
+from rollq_worker.engine.sglang.reply import read_reply
 from rollq_worker.protocols import Generated
 from rollq_worker.remote.http_client import Response
 from tests.rollq_worker.engine.clients import KEY

@@ -15,8 +15,8 @@ from rollq import cli
 from rollq.errors import SettingsError
 from rollq.servers.connection import connect
 from rollq.settings import Settings
-from rollq_worker.engine.api import generate
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine import generate
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.process import startup_checks
 from rollq_worker.process.shutdown import Shutdown
@@ -182,7 +182,7 @@ def test_an_unwise_redis_is_warned_of_and_left_as_it_is(
 def test_a_missing_engine_is_only_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     """Engines take minutes to load."""
     url = f"http://127.0.0.1:{free_port()}"
-    client = SGLangEngine(url)
+    client = EngineClient(url)
     startup_checks.check_engines([client], "the model's")
     client.close()
     assert f"no engine is ready at {url} (" in caplog.text
@@ -193,7 +193,7 @@ class TestTheFirstToken:
     """An engine that is ready is asked for one token, which shows what it is."""
 
     def warnings(self, url: str, caplog: pytest.LogCaptureFixture) -> list[str]:
-        client = SGLangEngine(url, proof=VocabularyProof(load_tokenizer(None)))
+        client = EngineClient(url, proof=VocabularyProof(load_tokenizer(None)))
         try:
             startup_checks.check_engines([client], "the model's")
         finally:

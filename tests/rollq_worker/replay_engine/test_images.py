@@ -12,7 +12,7 @@ from rollq.env import Image
 from rollq.errors import JobFailure
 from rollq.events import Stop
 from rollq.images import images_of_segments
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 from tests.rollq_worker import counting
 from tests.rollq_worker.engine.engine_servers import replaying
@@ -29,7 +29,7 @@ def test_episodes_with_images_earn_the_reward(
 ) -> None:
     domain = counting.install(monkeypatch)
     with replaying(env=counting.NAME, tokenizer=tokenizer.name) as url:
-        engine = SGLangEngine(url, vocab_size=tokenizer.vocab_size)
+        engine = EngineClient(url, vocab_size=tokenizer.vocab_size)
         for index in range(4):
             trajectory = counting.play_task(domain, index, engine, tokenizer)
             assert (trajectory.stop, trajectory.reward) == (Stop.DONE, 1.0)
@@ -47,7 +47,7 @@ def test_episodes_with_images_earn_the_reward(
 def test_a_model_of_text_fails_the_job_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     domain, text = counting.install(monkeypatch), load_tokenizer()
     with replaying(env=counting.NAME) as url:
-        engine = SGLangEngine(url, vocab_size=text.vocab_size)
+        engine = EngineClient(url, vocab_size=text.vocab_size)
         with pytest.raises(JobFailure, match=r"a model of text: serve Qwen2\.5-VL or Qwen3-VL"):
             counting.play_task(domain, 0, engine, text)
         engine.close()

@@ -14,7 +14,7 @@ import requests
 
 from rollq.errors import SettingsError
 from rollq.events import Stop
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.replay_engine.server import serve
 from tests.rollq_worker.engine.engine_servers import replaying
 from tests.rollq_worker.replay_engine.shop_episodes import (
@@ -33,7 +33,7 @@ def generate(address: str, **body: Any) -> requests.Response:
 class TestFaults:
     def test_episodes_survive_all_kinds(self) -> None:
         with replaying(errors=0.25, seed=1) as url:
-            engine = SGLangEngine(url, vocab_size=TOKENIZER.vocab_size)
+            engine = EngineClient(url, vocab_size=TOKENIZER.vocab_size)
             played = [play_task(engine, index) for index in range(6)]
             engine.close()
         assert [(t.stop, t.reward) for t in played] == [(Stop.DONE, 1.0)] * 6

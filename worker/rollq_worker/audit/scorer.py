@@ -19,9 +19,9 @@ from rollq.errors import EngineFailure, RollqError
 from rollq.events import Finish
 from rollq.job import Json
 from rollq.urls import mask_url
-from rollq_worker.engine.api.http import EngineHttp
-from rollq_worker.engine.api.reply import ADAPTER_MISSING, read_error
+from rollq_worker.engine.http import EngineHttp
 from rollq_worker.engine.limits import ContextLimits, read_limits
+from rollq_worker.engine.replies import ADAPTER_MISSING, read_error
 from rollq_worker.protocols import Adapter
 from rollq_worker.remote.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
 from rollq_worker.remote.waiting import backoff, wait

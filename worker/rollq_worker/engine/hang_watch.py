@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.client import EngineClient
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class HangWatch:
     that is away.
     """
 
-    def __init__(self, engine: SGLangEngine) -> None:
+    def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
         self._failures = 0
         self._stop = threading.Event()

@@ -12,13 +12,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from rollq.job import parse_id
-from rollq_worker.engine.api.engine_load import EngineLoad
 from rollq_worker.engine.call import Call, EngineLeft, Shared
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.engine.hang_watch import HangWatch
 from rollq_worker.engine.limits import UNLIMITED
+from rollq_worker.engine.load import EngineLoad
 from rollq_worker.engine.scheduling.load_watch import Idle, LoadWatch
 from rollq_worker.engine.scheduling.placement import EnginePlacement
-from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.engine.traffic import Traffic
 from rollq_worker.failures import OtherWeights
 from rollq_worker.protocols import Generated, SampleRequest
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class Usage(NamedTuple):
     """Use of one engine, for people."""
 
-    engine: SGLangEngine
+    engine: EngineClient
     idle: Idle | None
     """Why it generates nothing; None: it does."""
     episodes: int
@@ -43,7 +43,7 @@ class EnginePool:
     """`protocols.Engine` over the engines at some addresses. One object per process, used by all
     threads.
 
-    The options are those of `SGLangEngine`. Without engines, requests wait. An episode stays on its
+    The options are those of `EngineClient`. Without engines, requests wait. An episode stays on its
     engine until `end`.
     """
 
@@ -58,9 +58,9 @@ class EnginePool:
         """The requests of this process."""
         self._shared = Shared(vocab_size=vocab_size, engines=0)
         self._options = {"share": self._shared, **options}
-        self._engines: tuple[SGLangEngine, ...] = ()
-        self._retired: tuple[SGLangEngine, ...] = ()
-        self._watches: dict[SGLangEngine, HangWatch] = {}
+        self._engines: tuple[EngineClient, ...] = ()
+        self._retired: tuple[EngineClient, ...] = ()
+        self._watches: dict[EngineClient, HangWatch] = {}
         """Also of engines that were removed, until they have answered."""
         self._watching = False
         self._placement = EnginePlacement()
@@ -68,7 +68,7 @@ class EnginePool:
         self.update(urls)
 
     @property
-    def engines(self) -> Sequence[SGLangEngine]:
+    def engines(self) -> Sequence[EngineClient]:
         """The engines that are sent new requests."""
         return self._engines
 
@@ -143,7 +143,7 @@ class EnginePool:
         self._shared.away.count(-len(gone))
         self._forget_retired(gone)
 
-    def _forget_retired(self, gone: Sequence[SGLangEngine]) -> None:
+    def _forget_retired(self, gone: Sequence[EngineClient]) -> None:
         """Close the retired engines that have answered, and keep the others."""
         retired = (*self._retired, *gone)
         self._retired = tuple(engine for engine in retired if engine.longest_wait_s())
@@ -155,7 +155,7 @@ class EnginePool:
         """Ask every engine now whether it takes requests."""
         with ThreadPoolExecutor(max(1, len(self._engines))) as pool:
             # at once, because one that hangs answers late
-            list(pool.map(SGLangEngine.ready, self._engines))
+            list(pool.map(EngineClient.ready, self._engines))
 
     def watch(self) -> None:
         """Look for engines that hang, and ask those that are away, in a thread for each, until
@@ -207,11 +207,11 @@ class EnginePool:
         self._placement.leave(key)
 
     def abort_running(self) -> int:
-        """Abort every request of this process, as `SGLangEngine.abort_running` does."""
+        """Abort every request of this process, as `EngineClient.abort_running` does."""
         engines = (*self._engines, *self._retired)
         with ThreadPoolExecutor(max(1, len(engines))) as pool:
             # at once, because one that hangs answers late
-            return sum(pool.map(SGLangEngine.abort_running, engines))
+            return sum(pool.map(EngineClient.abort_running, engines))
 
     def cut(self, key: str | None = None) -> int:
         """End this process's wait for that job's response (None: for all). Returns how many waits
@@ -227,22 +227,22 @@ class EnginePool:
         for engine in (*self._engines, *self._retired):
             engine.close()
 
-    def _open(self, url: str, undo: ExitStack) -> SGLangEngine:
-        engine = SGLangEngine(url, **self._options)
+    def _open(self, url: str, undo: ExitStack) -> EngineClient:
+        engine = EngineClient(url, **self._options)
         self._watches[engine] = watch = HangWatch(engine)
         undo.callback(self._forget, engine)
         if self._watching:
             watch.start()
         return engine
 
-    def _forget(self, engine: SGLangEngine) -> None:
+    def _forget(self, engine: EngineClient) -> None:
         self._watches.pop(engine).stop()
         engine.close()
 
-    def _up(self) -> tuple[SGLangEngine, ...]:
+    def _up(self) -> tuple[EngineClient, ...]:
         return tuple(engine for engine in self._engines if engine.available)
 
-    def _enter(self, call: Call) -> SGLangEngine:
+    def _enter(self, call: Call) -> EngineClient:
         """The engine for the call's turn. Waits while there is none, and while none has weights
         that it accepts. Raises OtherWeights in place of the second, where these are of one version
         only.
@@ -260,7 +260,7 @@ class EnginePool:
         engines = {engine.url: engine for engine in fit}
         return engines[self._placement.enter(call.key, call.group, list(engines))]
 
-    def _fit(self, call: Call) -> Sequence[SGLangEngine]:
+    def _fit(self, call: Call) -> Sequence[EngineClient]:
         """The engines that the call may go to: those that are up, before those that failed it,
         before all others.
         """
@@ -271,7 +271,7 @@ class EnginePool:
         untried = [engine for engine in up if engine.url not in call.avoided]
         return untried or up or engines
 
-    def _suiting(self, call: Call) -> Sequence[SGLangEngine]:
+    def _suiting(self, call: Call) -> Sequence[EngineClient]:
         """The engines whose weights the call accepts. One that is away is asked for them when it is
         back.
         """
@@ -295,7 +295,7 @@ class EnginePool:
         return any(_suits(engine, call) for engine in others)
 
 
-def _suits(engine: SGLangEngine, call: Call) -> bool:
+def _suits(engine: EngineClient, call: Call) -> bool:
     """True if the engine is up, has not failed the call, and has weights that it accepts."""
     if engine.url in call.avoided:
         return False

@@ -2,7 +2,7 @@
 
 An engine that was restarted, or that missed an update, serves older weights than the run has
 published. The invariant: a reply whose weights the call does not accept is not kept
-(`SGLangEngine.sample`). To ask the engine first is cheaper. It knows nothing of steps or of
+(`EngineClient.sample`). To ask the engine first is cheaper. It knows nothing of steps or of
 published versions.
 """
 

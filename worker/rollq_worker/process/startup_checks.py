@@ -19,8 +19,8 @@ from rollq.settings import Settings
 from rollq.urls import mask_url
 from rollq_worker.agents.known_agents import load_functions
 from rollq_worker.agents.programs.users import VARIABLE, agent_users
-from rollq_worker.engine.api.generate import OtherServer
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.client import EngineClient
+from rollq_worker.engine.generate import OtherServer
 from rollq_worker.environments import domain, names
 from rollq_worker.environments.files import FILES as environment_files
 from rollq_worker.process.attempts.isolation import Isolation
@@ -69,7 +69,7 @@ def stop_ids(tokenizer: Tokenizer) -> Sequence[int]:
         raise SettingsError(f"ROLLQ_TOKENIZER: {e}") from e
 
 
-def check_engines(engines: Sequence[SGLangEngine], tokenizer: str) -> None:
+def check_engines(engines: Sequence[EngineClient], tokenizer: str) -> None:
     """Warn of engines that take no requests yet.
 
     Raises SettingsError when one is ready and has other token ids, or is no SGLang server.
@@ -105,7 +105,7 @@ class EngineState(NamedTuple):
     """Why it takes none, or generated nothing; empty when it generated."""
 
 
-def check_engine(engine: SGLangEngine, tokenizer: str) -> EngineState:
+def check_engine(engine: EngineClient, tokenizer: str) -> EngineState:
     """Ask the engine for a token with its logprob. A worker that starts does, and `rollq doctor`.
 
     Raises SettingsError when it has other token ids, or is no SGLang server.

@@ -20,7 +20,7 @@ from rollq.snapshot.holdups import GO_ON
 from rollq.urls import mask_url
 from rollq_worker.commands.doctor.tokenizer import LOAD_TOKENIZER, check_tokenizer
 from rollq_worker.commands.env.check import check_environment, chosen
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.environments import domain, names, origins
 from rollq_worker.process.celery_app import bare_app, check_broker
@@ -124,7 +124,7 @@ def check_one_engine(
     url: str, tokenizer: Tokenizer | None, name: str = "engine", named: bool = True
 ) -> list[Finding]:
     """Asks the engine for a token, as a worker's start does. The default one may be missing."""
-    engine = SGLangEngine(url, proof=VocabularyProof(tokenizer) if tokenizer else None)
+    engine = EngineClient(url, proof=VocabularyProof(tokenizer) if tokenizer else None)
     try:
         state = check_engine(engine, tokenizer.name if tokenizer else "")
         if not state.ready:

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
-from rollq_worker.engine.api.engine_load import EngineLoad
+from rollq_worker.engine.client import EngineClient
+from rollq_worker.engine.load import EngineLoad
 from rollq_worker.engine.scheduling.placement import EnginePlacement
-from rollq_worker.engine.sglang_client import SGLangEngine
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Idle(StrEnum):
 class LoadWatch:
     def __init__(
         self,
-        engines: Callable[[], Sequence[SGLangEngine]],
+        engines: Callable[[], Sequence[EngineClient]],
         placement: EnginePlacement,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -84,7 +84,7 @@ class LoadWatch:
         """Last report of that engine; None when it has no episodes, or does not report."""
         return self._loads.get(url)
 
-    def observe(self, engine: SGLangEngine) -> None:
+    def observe(self, engine: EngineClient) -> None:
         """Ask an engine, if there is a reason to."""
         url = engine.url
         if not engine.available or not self._placement.episodes(url):
@@ -99,7 +99,7 @@ class LoadWatch:
         else:
             self._idle[url] = idle
 
-    def _why_idle(self, engine: SGLangEngine) -> Idle | None:
+    def _why_idle(self, engine: EngineClient) -> Idle | None:
         if engine.longest_wait_s() < SLOW_S:
             return None
         report, since = self._reports.get(engine.url, (None, math.inf))
@@ -110,7 +110,7 @@ class LoadWatch:
             return Idle.PAUSED
         return Idle.STALLED if same_s >= STALLED_S else None
 
-    def _ask_load(self, engine: SGLangEngine) -> None:
+    def _ask_load(self, engine: EngineClient) -> None:
         url = engine.url
         left = self._silent.pop(url, 0)
         if left:

@@ -19,20 +19,20 @@ from dataclasses import replace
 from rollq.errors import EngineFailure, JobFailure
 from rollq.events import Finish
 from rollq.urls import mask_url
-from rollq_worker.engine.api.control import PAUSED, EngineControl
-from rollq_worker.engine.api.generate import ConnectionLost, cached_prompts, probe, sample_once
-from rollq_worker.engine.api.http import EngineHttp, WaitCut
-from rollq_worker.engine.api.reply import (
+from rollq_worker.engine.availability import Availability
+from rollq_worker.engine.call import RETRIES, Call, EngineLeft, Shared
+from rollq_worker.engine.generate import ConnectionLost, cached_prompts, probe, sample_once
+from rollq_worker.engine.http import EngineHttp, WaitCut
+from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
+from rollq_worker.engine.prompts import Prompt
+from rollq_worker.engine.replies import (
     AdapterMissing,
     ContextExceeded,
     EngineUnavailable,
     RequestFailed,
 )
-from rollq_worker.engine.api.request import Prompt
-from rollq_worker.engine.availability import Availability
-from rollq_worker.engine.call import RETRIES, Call, EngineLeft, Shared
-from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
 from rollq_worker.engine.served_policies import ServedPolicies
+from rollq_worker.engine.sglang.control import PAUSED, EngineControl
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.protocols import Adapter, Generated, SampleRequest
 from rollq_worker.remote.waiting import backoff, wait
@@ -48,7 +48,7 @@ closes.
 OTHER_TOKENIZER = "its tokenizer gives other ids than ours"
 
 
-class SGLangEngine:
+class EngineClient:
     """`protocols.Engine` over SGLang's native API, also behind a router. One object per server,
     used by all threads.
 

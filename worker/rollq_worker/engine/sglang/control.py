@@ -6,9 +6,9 @@ The invariant: every question has a timeout. It knows nothing of jobs.
 
 import json
 
-from rollq_worker.engine.api.engine_load import PATH as LOADS
-from rollq_worker.engine.api.engine_load import EngineLoad, read_load
-from rollq_worker.engine.api.http import EngineHttp
+from rollq_worker.engine.http import EngineHttp
+from rollq_worker.engine.load import PATH as LOADS
+from rollq_worker.engine.load import EngineLoad, read_load
 from rollq_worker.remote.http_client import NoResponse, Response
 
 QUESTION_TIMEOUT_S = 10.0

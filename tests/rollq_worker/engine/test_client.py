@@ -11,9 +11,9 @@ import pytest
 from rollq.errors import EngineFailure, JobFailure
 from rollq.events import Finish, VersionSpan
 from rollq_worker.engine import limits
-from rollq_worker.engine.api import control
 from rollq_worker.engine.call import Shared
-from rollq_worker.engine.sglang_client import RETRIES, SGLangEngine
+from rollq_worker.engine.client import RETRIES, EngineClient
+from rollq_worker.engine.sglang import control
 from rollq_worker.failures import Drained
 from rollq_worker.protocols import Generated
 from tests.conftest import free_port
@@ -219,7 +219,7 @@ class TestUnavailable:
             time.sleep(0.05)
             assert client._shared.clock.seconds == before > 0
 
-    def test_an_engine_that_is_not_there_yet(self, client: SGLangEngine) -> None:
+    def test_an_engine_that_is_not_there_yet(self, client: EngineClient) -> None:
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(generate, client)
             until(lambda: not client.available)
@@ -301,7 +301,7 @@ class TestFailing:
     def test_after_a_timeout_the_request_is_aborted(
         self, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("rollq_worker.engine.api.http.READ_TIMEOUT_S", 1.0)
+        monkeypatch.setattr("rollq_worker.engine.http.READ_TIMEOUT_S", 1.0)
         over = threading.Event()
 
         def silent(body: dict[str, Any]) -> None:
@@ -332,7 +332,7 @@ class TestFailing:
             assert len(engine.bodies()) == 1
 
     def test_an_engine_that_comes_back_with_other_weights_and_limits(
-        self, client: SGLangEngine
+        self, client: EngineClient
     ) -> None:
         def dies(body: dict[str, Any]) -> dict[str, Any]:
             engine.closed = (
@@ -381,14 +381,14 @@ class TestAborting:
             assert all(one.result().finish is Finish.STOP for one in waiting)
             assert client.abort_running() == 0
 
-    def test_an_engine_that_is_away_aborts_nothing(self, client: SGLangEngine) -> None:
+    def test_an_engine_that_is_away_aborts_nothing(self, client: EngineClient) -> None:
         client._in_flight.add("lost", KEY)
         assert client.abort_running() == 0
 
 
 class TestCutting:
     def test_a_wait_ends_and_the_attempt_is_asked_whether_it_must_stop(
-        self, client: SGLangEngine
+        self, client: EngineClient
     ) -> None:
         stop, held = threading.Event(), HeldReply()
 
@@ -416,7 +416,7 @@ class TestCutting:
             assert other.result(60).finish is Finish.STOP
             assert client.cut() == 0
 
-    def test_a_request_whose_attempt_goes_on_is_sent_again(self, client: SGLangEngine) -> None:
+    def test_a_request_whose_attempt_goes_on_is_sent_again(self, client: EngineClient) -> None:
         held = HeldReply()
         with scripted_engine(held, port=port(client)) as engine, ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(generate, client)

@@ -1,5 +1,5 @@
-"""Reads an SGLang server's answers strictly: into a `Generated`, or an exception that names the
-next step.
+"""The parts of an engine's answers that both servers share: refusals, and the checks of ids,
+logprobs and versions.
 
 The invariants: a `Generated` has one finite logprob for each id, and version spans that tile the
 ids. A job is blamed only if the engine looked at its request and refused it. It knows nothing of
@@ -12,22 +12,18 @@ import json
 import math
 import re
 from array import array
-from operator import itemgetter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
 
 from rollq.errors import JobFailure
 from rollq.events import Finish, VersionSpan
-from rollq_worker.engine.api.routed_experts import FIELD, read_routed_experts
-from rollq_worker.protocols import Generated, Routing
+from rollq_worker.protocols import Generated
 from rollq_worker.remote.http_client import Response
-from rollq_worker.text.whole_text import whole_characters
 
 MAX_MESSAGE = 300
 """Number of characters that are kept of an engine's error message."""
-_LOGPROB, _ID = itemgetter(0), itemgetter(1)
-"""Of an entry of output_token_logprobs."""
 CONTEXT_FULL = re.compile(
     r"context length|maximum allowed length|token count exceeds", re.IGNORECASE
 )
@@ -113,97 +109,12 @@ def _context_exceeded(message: str) -> ContextExceeded:
     return ContextExceeded(message, limit_tokens, prompt_tokens)
 
 
-def read_reply(
-    body: bytes,
-    *,
-    rid: str,
-    key: str,
-    prompt: int,
-    max_new_tokens: int,
-    vocabulary: int,
-    routing: Routing | None = None,
-) -> Generated:
-    """The body of a 200 from `/generate`, for request `rid` of `prompt` tokens, of the job `key`.
-
-    Ids from `vocabulary` on belong to no model. A request aborted while it was queued has no ids
-    and finish ABORT. So has one that was aborted without the routed experts that `routing` asks
-    for, because its turn could not be replayed.
-
-    Raises RequestFailed and, if the engine aborted it for a reason of its own, EngineUnavailable or
-    JobFailure; for routed experts the errors of `read_routed_experts`.
-    """
-    reply, meta, finish, ids = _parts(body)
-    if meta.get("id", rid) != rid:
-        raise RequestFailed(f"this answers another request: {_clip(meta['id'])}")
-    if not ids:
-        if finish is not Finish.ABORT:
-            raise RequestFailed(f"no token was sampled, but the finish reason is {finish.value}")
-        _raise_abort_reason(meta["finish_reason"], key)
-        return _nothing_sampled()
-    _check_counts(meta, ids, prompt, max_new_tokens, vocabulary)
-    experts = None
-    if routing is not None:
-        if finish is Finish.ABORT and FIELD not in meta:
-            return _nothing_sampled()
-        experts = read_routed_experts(meta, routing, key, prompt + len(ids))
-    text = reply.get("text")
-    cached = meta.get("cached_tokens")
-    return Generated(
-        ids=ids,
-        logprobs=_logprobs(meta, ids),
-        versions=_versions(meta, len(ids)),
-        finish=finish,
-        text=whole_characters(text) if isinstance(text, str) else "",
-        cached_tokens=cached if type(cached) is int and 0 <= cached <= prompt else 0,
-        routed_experts=experts,
-    )
-
-
-def _parts(body: bytes) -> tuple[dict[str, Any], dict[str, Any], Finish, array[int]]:
-    """The reply, its `meta_info`, its finish reason and its ids. Raises RequestFailed."""
-    try:
-        reply = _parse(body)
-        meta = reply["meta_info"]
-        finish = Finish(meta["finish_reason"]["type"])
-        return reply, meta, finish, _ids(reply["output_ids"])
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as e:
-        raise RequestFailed(
-            f"not a reply of /generate ({type(e).__name__}: {e}): {_clip(body)}"
-        ) from e
-
-
-def _nothing_sampled() -> Generated:
+def nothing_sampled() -> Generated:
+    """The reply of a request that was aborted before its first token."""
     return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.ABORT)
 
 
-def _check_counts(
-    meta: dict[str, Any],
-    ids: array[int],
-    prompt: int,
-    max_new_tokens: int,
-    vocabulary: int,
-) -> None:
-    """Raises RequestFailed where the reply contradicts its request or itself."""
-    prompt_tokens = meta.get("prompt_tokens", prompt)
-    if prompt_tokens != prompt:
-        raise RequestFailed(
-            f"the engine saw {_clip(prompt_tokens)} prompt tokens of {prompt} (does it truncate, "
-            "or count an image's tokens otherwise?)"
-        )
-    if len(ids) > max_new_tokens:
-        raise RequestFailed(f"{len(ids)} tokens were sampled where {max_new_tokens} were allowed")
-    if max(ids) >= vocabulary:
-        raise RequestFailed(
-            f"token id {max(ids)} was sampled, which no model of this tokenizer has"
-        )
-    completion_tokens = meta.get("completion_tokens", len(ids))
-    if completion_tokens != len(ids):
-        raise RequestFailed(
-            f"{len(ids)} output ids, but completion_tokens is {_clip(completion_tokens)}"
-        )
-
-
-def _parse(body: bytes) -> Any:
+def parsed(body: bytes) -> Any:
     """Parses JSON. Raises ValueError, RecursionError. orjson is seven times as fast, but rejects
     lone surrogates.
     """
@@ -213,39 +124,31 @@ def _parse(body: bytes) -> Any:
         return json.loads(body)
 
 
-def _ids(value: object) -> array[int]:
+def ids_of(value: object) -> array[int]:
+    """The ids in a reply. Raises TypeError, OverflowError."""
     if not isinstance(value, list) or not {int}.issuperset(map(type, value)):
         raise TypeError("the output ids are not a list of integers")
     return array("I", value)
 
 
-def _raise_abort_reason(reason: dict[str, Any], key: str) -> None:
-    """Raises for an abort that the engine decided on, which has a status. SGLang gives 503 to a
-    full queue and a queue timeout.
+def check_ids(ids: array[int], max_new_tokens: int, vocabulary: int) -> None:
+    """Raises RequestFailed for more tokens than were allowed, and for an id that no model has."""
+    if len(ids) > max_new_tokens:
+        raise RequestFailed(f"{len(ids)} tokens were sampled where {max_new_tokens} were allowed")
+    if max(ids) >= vocabulary:
+        raise RequestFailed(
+            f"token id {max(ids)} was sampled, which no model of this tokenizer has"
+        )
+
+
+def checked_logprobs(
+    values: Iterable[Any], scored_ids: Sequence[Any], ids: array[int]
+) -> array[float]:
+    """The logprobs of the ids. Raises RequestFailed for those of other ids, and for numbers that no
+    sampler draws a token by; TypeError, OverflowError for other values.
     """
-    status = reason.get("status_code")
-    kind = reason.get("err_type")
-    if status is None and not kind:
-        return
-    message = (
-        f"the engine aborted the request: {_clip(reason.get('message'))} (status {_clip(status)}, "
-        f"{_clip(kind)})"
-    )
-    if isinstance(status, int) and 400 <= status < 500:
-        raise JobFailure(f"{key}: {message}")
-    raise (EngineUnavailable if status == 503 else EngineAborted)(message)
-
-
-def _logprobs(meta: dict[str, Any], ids: array[int]) -> array[float]:
-    entries = meta.get("output_token_logprobs")
-    if not isinstance(entries, list):
-        raise RequestFailed("the reply has no output_token_logprobs")
-    try:
-        logprobs = array("f", list(map(_LOGPROB, entries)))
-        scored_ids = list(map(_ID, entries))
-    except (TypeError, LookupError, OverflowError) as e:
-        raise RequestFailed(f"unreadable output_token_logprobs: {type(e).__name__}: {e}") from e
-    if scored_ids != ids.tolist():
+    logprobs = array("f", list(values))
+    if list(scored_ids) != ids.tolist():
         raise RequestFailed(
             f"{len(scored_ids)} logprobs do not belong to the {len(ids)} output ids"
         )
@@ -263,18 +166,17 @@ def _logprobs(meta: dict[str, Any], ids: array[int]) -> array[float]:
     return logprobs
 
 
-def _versions(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
-    """The reported version spans, without empty ones. Older servers only report the last
-    version.
+def tiled_versions(reported: Any, otherwise: str, length: int) -> tuple[VersionSpan, ...]:
+    """The reported version spans, without empty ones; one of the version `otherwise` where there
+    are none. Raises RequestFailed.
     """
     try:
-        spans = [_span(span) for span in meta.get("weight_versions") or ()]
+        spans = [_span(span) for span in reported or ()]
     except (TypeError, LookupError) as e:
         raise RequestFailed(f"unreadable weight_versions: {type(e).__name__}: {e}") from e
     filled = tuple(span for span in spans if span.start < span.end)
     if not filled:
-        version = _clip(meta.get("weight_version", "default"))
-        filled = (VersionSpan(version, 0, length),)
+        filled = (VersionSpan(otherwise, 0, length),)
     reached = 0
     for span in filled:
         if span.start != reached:
@@ -282,7 +184,7 @@ def _versions(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
         reached = span.end
     if reached != length:
         ranges = [(span.version, span.start, span.end) for span in spans]
-        raise RequestFailed(f"weight_versions {_clip(ranges)} do not tile {length} tokens")
+        raise RequestFailed(f"weight_versions {clip(ranges)} do not tile {length} tokens")
     return filled
 
 
@@ -301,20 +203,20 @@ def read_error(body: bytes) -> str:
     try:
         reply = json.loads(body)
     except (ValueError, RecursionError):
-        return _clip(body)
+        return clip(body)
     if not isinstance(reply, dict):
-        return _clip(body)
+        return clip(body)
     error = reply.get("error", reply)
     message = error if isinstance(error, str) else None
     if isinstance(error, dict):
         message = error.get("message") or error.get("detail")
     if not isinstance(message, str):
-        return _clip(body)
+        return clip(body)
     # The server's file paths follow the message of a validation error.
-    return _clip(message.split("\n\n  File ")[0])
+    return clip(message.split("\n\n  File ")[0])
 
 
-def _clip(value: object) -> str:
+def clip(value: object) -> str:
     """A value from an engine as one line of bounded length."""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     text = " ".join(text.split())

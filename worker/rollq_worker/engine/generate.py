@@ -1,6 +1,6 @@
 """POST /generate of one server: one request and the meaning of its answer, and a probe of the path.
 
-It sends a request once, and never waits for an engine or chooses one: `SGLangEngine` does.
+It sends a request once, and never waits for an engine or chooses one: `EngineClient` does.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -12,17 +12,18 @@ from dataclasses import replace
 
 from rollq.errors import JobFailure
 from rollq.events import VersionSpan
-from rollq_worker.engine.api.control import EngineControl
-from rollq_worker.engine.api.http import ROUTING_KEY, EngineHttp, WaitCut
-from rollq_worker.engine.api.reply import (
+from rollq_worker.engine.http import ROUTING_KEY, EngineHttp, WaitCut
+from rollq_worker.engine.limits import ANY_ID
+from rollq_worker.engine.prompts import Prompt, write_ids
+from rollq_worker.engine.replies import (
     EngineAborted,
     EngineUnavailable,
     RequestFailed,
     read_refusal,
-    read_reply,
 )
-from rollq_worker.engine.api.request import Prompt, collapsed, write_ids, write_request
-from rollq_worker.engine.limits import ANY_ID
+from rollq_worker.engine.sglang.control import EngineControl
+from rollq_worker.engine.sglang.reply import read_reply
+from rollq_worker.engine.sglang.request import collapsed, write_request
 from rollq_worker.protocols import Adapter, Generated, SampleRequest
 from rollq_worker.remote.http_client import ConnectFailed, NoResponse, ResponseTimeout
 

@@ -1,0 +1,135 @@
+"""Reads the body of a 200 from SGLang's `/generate` strictly: into a `Generated`, or an exception
+that names the next step. It knows nothing of connections or retries.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+from array import array
+from operator import itemgetter
+from typing import Any
+
+from rollq.errors import JobFailure
+from rollq.events import Finish
+from rollq_worker.engine.replies import (
+    EngineAborted,
+    EngineUnavailable,
+    RequestFailed,
+    check_ids,
+    checked_logprobs,
+    clip,
+    ids_of,
+    nothing_sampled,
+    parsed,
+    tiled_versions,
+)
+from rollq_worker.engine.sglang.routed_experts import FIELD, read_routed_experts
+from rollq_worker.protocols import Generated, Routing
+from rollq_worker.text.whole_text import whole_characters
+
+_LOGPROB, _ID = itemgetter(0), itemgetter(1)
+"""Of an entry of output_token_logprobs."""
+
+
+def read_reply(
+    body: bytes,
+    *,
+    rid: str,
+    key: str,
+    prompt: int,
+    max_new_tokens: int,
+    vocabulary: int,
+    routing: Routing | None = None,
+) -> Generated:
+    """The body of a 200 from `/generate`, for request `rid` of `prompt` tokens, of the job `key`.
+
+    Ids from `vocabulary` on belong to no model. A request aborted while it was queued has no ids
+    and finish ABORT. So has one that was aborted without the routed experts that `routing` asks
+    for, because its turn could not be replayed.
+
+    Raises RequestFailed and, if the engine aborted it for a reason of its own, EngineUnavailable or
+    JobFailure; for routed experts the errors of `read_routed_experts`.
+    """
+    reply, meta, finish, ids = _parts(body)
+    if meta.get("id", rid) != rid:
+        raise RequestFailed(f"this answers another request: {clip(meta['id'])}")
+    if not ids:
+        if finish is not Finish.ABORT:
+            raise RequestFailed(f"no token was sampled, but the finish reason is {finish.value}")
+        _raise_abort_reason(meta["finish_reason"], key)
+        return nothing_sampled()
+    _check_counts(meta, prompt, len(ids))
+    check_ids(ids, max_new_tokens, vocabulary)
+    experts = None
+    if routing is not None:
+        if finish is Finish.ABORT and FIELD not in meta:
+            return nothing_sampled()
+        experts = read_routed_experts(meta, routing, key, prompt + len(ids))
+    text = reply.get("text")
+    cached = meta.get("cached_tokens")
+    return Generated(
+        ids=ids,
+        logprobs=_logprobs(meta, ids),
+        # older servers only report the last version
+        versions=tiled_versions(
+            meta.get("weight_versions"), clip(meta.get("weight_version", "default")), len(ids)
+        ),
+        finish=finish,
+        text=whole_characters(text) if isinstance(text, str) else "",
+        cached_tokens=cached if type(cached) is int and 0 <= cached <= prompt else 0,
+        routed_experts=experts,
+    )
+
+
+def _parts(body: bytes) -> tuple[dict[str, Any], dict[str, Any], Finish, array[int]]:
+    """The reply, its `meta_info`, its finish reason and its ids. Raises RequestFailed."""
+    try:
+        reply = parsed(body)
+        meta = reply["meta_info"]
+        finish = Finish(meta["finish_reason"]["type"])
+        return reply, meta, finish, ids_of(reply["output_ids"])
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as e:
+        raise RequestFailed(
+            f"not a reply of /generate ({type(e).__name__}: {e}): {clip(body)}"
+        ) from e
+
+
+def _raise_abort_reason(reason: dict[str, Any], key: str) -> None:
+    """Raises for an abort that the engine decided on, which has a status. SGLang gives 503 to a
+    full queue and a queue timeout.
+    """
+    status = reason.get("status_code")
+    kind = reason.get("err_type")
+    if status is None and not kind:
+        return
+    message = (
+        f"the engine aborted the request: {clip(reason.get('message'))} (status {clip(status)}, "
+        f"{clip(kind)})"
+    )
+    if isinstance(status, int) and 400 <= status < 500:
+        raise JobFailure(f"{key}: {message}")
+    raise (EngineUnavailable if status == 503 else EngineAborted)(message)
+
+
+def _check_counts(meta: dict[str, Any], prompt: int, sampled: int) -> None:
+    """Raises RequestFailed where the reply contradicts its request or itself."""
+    prompt_tokens = meta.get("prompt_tokens", prompt)
+    if prompt_tokens != prompt:
+        raise RequestFailed(
+            f"the engine saw {clip(prompt_tokens)} prompt tokens of {prompt} (does it truncate, "
+            "or count an image's tokens otherwise?)"
+        )
+    completion_tokens = meta.get("completion_tokens", sampled)
+    if completion_tokens != sampled:
+        raise RequestFailed(
+            f"{sampled} output ids, but completion_tokens is {clip(completion_tokens)}"
+        )
+
+
+def _logprobs(meta: dict[str, Any], ids: array[int]) -> array[float]:
+    entries = meta.get("output_token_logprobs")
+    if not isinstance(entries, list):
+        raise RequestFailed("the reply has no output_token_logprobs")
+    try:
+        return checked_logprobs(map(_LOGPROB, entries), list(map(_ID, entries)), ids)
+    except (TypeError, LookupError, OverflowError) as e:
+        raise RequestFailed(f"unreadable output_token_logprobs: {type(e).__name__}: {e}") from e

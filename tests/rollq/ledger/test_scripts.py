@@ -8,7 +8,7 @@ import pytest
 from rollq.ledger.scripts import SHARED, source
 
 LUA = resources.files("rollq.ledger") / "lua"
-OF_NO_RUN = {"register_worker", "live_workers", "reaper_role"}
+OF_NO_RUN = {"register_worker", "known_workers", "reaper_role"}
 SCRIPTS = sorted({file.name.removesuffix(".lua") for file in LUA.iterdir()} - {*SHARED} - OF_NO_RUN)
 NAMES = {
     name

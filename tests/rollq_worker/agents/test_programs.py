@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from rollq.env import Episode, Observation
-from rollq.errors import AgentFailure, ForOtherWorkers, JobFailure
+from rollq.errors import (
+    AgentFailure,
+    EnvironmentFailure,
+    ForOtherWorkers,
+    JobFailure,
+    RolloutFailure,
+    WorkerFailure,
+)
 from rollq.events import Acted
 from rollq.job import History
 from rollq_worker.agents import known_agents
@@ -88,6 +95,15 @@ class TestFunctions:
     def test_another_answer_than_text(self) -> None:
         with pytest.raises(AgentFailure, match="returned a int, not a string or None"):
             play(lambda episode: ask(episode, episode.messages) and 5, "hi")
+
+    @pytest.mark.parametrize("failure", [EnvironmentFailure, WorkerFailure])
+    def test_a_failure_of_its_sandbox_stays_one(self, failure: type[RolloutFailure]) -> None:
+        def agent(episode: Episode) -> None:
+            ask(episode, episode.messages)
+            raise failure("the container has gone")
+
+        with pytest.raises(failure, match="the container has gone"):
+            play(agent, "hi")
 
     @pytest.mark.parametrize("args", [{}, {"gruss": "x"}, {"greeting": "x", "more": 1}])
     def test_wrong_arguments(self, written: Callable[..., str], args: dict[str, Any]) -> None:

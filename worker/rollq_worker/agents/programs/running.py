@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollq.env import AgentFunction, Episode
-from rollq.errors import AgentFailure, JobFailure
+from rollq.errors import AgentFailure, EnvironmentFailure, JobFailure, WorkerFailure
 from rollq.job import Json
 from rollq_worker.agents.programs.folders import AgentFolder
 from rollq_worker.agents.programs.guard import Guard
@@ -124,6 +124,8 @@ class AgentThread:
         return self._over.is_set()
 
     def result(self) -> str | None:
+        if isinstance(self._error, EnvironmentFailure | WorkerFailure):
+            raise self._error  # of its sandbox
         if self._error is not None:
             kind = type(self._error).__name__
             raise AgentFailure(

@@ -226,7 +226,7 @@ def test_it_ends_with_a_worker_that_is_killed(trick: str) -> None:
 
 
 def test_it_ends_when_its_worker_says_nothing_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container_module, "LEASE_S", 2)
+    monkeypatch.setattr(container_module, "LEASE_S", 3)
     monkeypatch.setattr(container_module, "HEARTBEAT", lease.Heartbeat())
     monkeypatch.setattr(lease, "BEAT_S", 0.5)
     with labelled(AttemptLabels("silent")), Container(IMAGE) as box:

@@ -131,7 +131,7 @@ class Container:
         joined = _network(network)
         options: dict[str, Any] = {
             "image": image,
-            "command": ["sh", "-c", LIVE, str(LEASE_S // 2)],
+            "command": ["sh", "-c", LIVE, str(LEASE_S // 3)],
             "stdin_open": True,  # and closed for ever with the connection of `attach_socket`
             "auto_remove": True,
             "labels": {

@@ -21,7 +21,7 @@ BEAT_S = 20.0
 END_PROCESSES = "USR1"
 """The signal at which the main process kills all others."""
 LIVE = (
-    '(heard=; trap heard=1 USR2; while sleep "$0"; do [ "$heard" ] || kill -USR2 1; heard=; done) '
+    '(n=0; trap n=0 USR2; while sleep "$0"; do n=$((n + 1)); [ $n -gt 3 ] && kill -USR2 1; done) '
     "& clock=$!; "
     'trap "caught=1; jobs >/dev/null" CHLD; '
     f'trap "caught=1; kill -9 -1" {END_PROCESSES}; trap exit USR2; '
@@ -29,8 +29,8 @@ LIVE = (
     'else [ "$caught" ] || exit; fi; done'
 )
 """Main process of a container. It ends where the lines do. A child ends it where none came within
-the seconds that it is given. A signal interrupts `read`, too. In some shells only `jobs` reaps
-orphans.
+three times the seconds that it is given. A signal interrupts `read`, too. In some shells only
+`jobs` reaps orphans.
 """
 
 

@@ -3,9 +3,10 @@
 import msgpack
 import pytest
 
-from rollq.errors import SettingsError
+from rollq.errors import ServiceAway, SettingsError
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
+from rollq_worker.environments import domain
 from rollq_worker.process import incompatible_runs
 from rollq_worker.process.incompatible_runs import (
     AWAY_SKIP_S,
@@ -130,6 +131,24 @@ class TestRunsOfOthers:
         monkeypatch.setattr(incompatible_runs, "time", clock := Clock())
         clock.ahead += SKIP_S
         assert runner.run(sibling)["stop"] == "done"
+
+    def test_a_job_whose_environment_needs_a_service_that_is_away(
+        self, runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, clock: Clock
+    ) -> None:
+        def away(*_: object) -> None:
+            raise ServiceAway("the container engine does not answer")
+
+        jobs = [submit(ledger, group=f"g{n}") for n in range(3)]
+        with monkeypatch.context() as patch:
+            patch.setattr(type(domain("shop")), "open", away)
+            assert runner.run(jobs[0]) == {"job": jobs[0], "stop": "released"}
+            for job_id in jobs:
+                assert runner.run(job_id) == {"stop": "refused: left to other workers"}
+        assert runner.incompatible_runs.reasons()[ledger.run].endswith("does not answer")
+        stats = reader(ledger).stats()
+        assert (stats["queued"], stats["dead"], stats["failures"]) == (3, 0, {})
+        clock.ahead += AWAY_SKIP_S
+        assert runner.run(jobs[1])["stop"] == "done"
 
     def test_a_job_whose_environment_is_a_file_that_is_not_here(
         self, runner: JobRunner, ledger: Ledger, caplog: pytest.LogCaptureFixture

@@ -17,6 +17,7 @@ import os
 import secrets
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -183,7 +184,7 @@ class Container:
         options = {"environment": dict(env or {}), "user": user, "workdir": self._folder}
         began = time.monotonic()
         output, code = self._do(
-            "a command", longest, lambda container: _run(container, argv, options)
+            "a command", longest, lambda container: _run(container, argv, options, longest)
         )
         text = output[:MOST_OUTPUT].decode(errors="replace")
         if len(output) > MOST_OUTPUT:
@@ -282,11 +283,16 @@ class Container:
 
 
 def _run(
-    container: "EngineContainer", argv: Sequence[str], options: Mapping[str, Any]
+    container: "EngineContainer", argv: Sequence[str], options: Mapping[str, Any], seconds: float
 ) -> tuple[bytes, int | None]:
-    """Output and exit code of a command; no more of the output than shows that it is too much."""
+    """Output and exit code of a command; no more of the output than shows that it is too much. One
+    that outlives its seconds, because the policy has replaced `timeout`, is ended with all others.
+    """
     api = container.client.api
     command = api.exec_create(container.id, argv, **options)["Id"]
+    clock = threading.Timer(seconds + GRACE_S / 2, _end_processes, [container])
+    clock.daemon = True
+    clock.start()
     stream = api.exec_start(command, stream=True)
     output = bytearray()
     try:
@@ -295,8 +301,14 @@ def _run(
             if len(output) > MOST_OUTPUT:
                 return bytes(output), None
     finally:
+        clock.cancel()
         stream.close()
     return bytes(output), api.exec_inspect(command)["ExitCode"]
+
+
+def _end_processes(container: "EngineContainer") -> None:
+    with suppress(RollqError), failures("a signal"):  # the engine is away, or the container gone
+        container.kill(END_PROCESSES)
 
 
 def _entrypoint(container: "EngineContainer") -> str:

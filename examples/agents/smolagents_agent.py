@@ -36,8 +36,6 @@ def play(episode):
         EnvironmentTool(episode, f["name"], f.get("description", f["name"]), f["parameters"])
         for f in functions
     ]
-    model = OpenAIModel(
-        episode.model, api_base=episode.base_url, api_key=episode.api_key, tool_choice="auto"
-    )
+    model = OpenAIModel(episode.model, api_base=episode.base_url, api_key=episode.api_key)
     agent = ToolCallingAgent(tools, model, verbosity_level=LogLevel.OFF, max_steps=8)
     return str(agent.run("\n\n".join(message["content"] for message in episode.messages)))

@@ -1,11 +1,11 @@
-# make demo | learn | learn-gpu | test | test-all | fuzz | test-redis | test-trainers | test-verifiers | test-trackers | test-routers | test-browser | test-containers | test-sglang | chaos | rollback | lint | docs | dist | resolve | bench | bench-check | bench-gpu | clean. Needs Python 3.11+ and a package index, nothing else.
+# make demo | learn | learn-gpu | test | test-packages | test-all | fuzz | test-redis | test-trainers | test-verifiers | test-trackers | test-routers | test-browser | test-containers | test-sglang | chaos | rollback | lint | docs | dist | resolve | bench | bench-check | bench-gpu | clean. Needs Python 3.11+ and a package index, nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := --groups 8 --size 4
 
-.PHONY: demo learn learn-gpu learn-controls test test-all fuzz test-redis test-trainers test-verifiers test-trackers test-routers test-tau test-agents test-browser test-containers test-sglang chaos rollback lint docs dist resolve bench bench-check bench-gpu clean
+.PHONY: demo learn learn-gpu learn-controls test test-packages test-all fuzz test-redis test-trainers test-verifiers test-trackers test-routers test-tau test-agents test-browser test-containers test-sglang chaos rollback lint docs dist resolve bench bench-check bench-gpu clean
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
@@ -28,9 +28,12 @@ OTHERS := sglang or routers or trainers or browser or containers or agents
 PYTEST := $(BIN)/python -m pytest -q -n 4 --dist worksteal
 
 test: $(VENV)/.test  ## what needs no process of its own, and one end-to-end test for each promise
-	$(PYTEST) -m "not slow and not ($(OTHERS))" $(ARGS)
+	$(PYTEST) -m "not slow and not packages and not ($(OTHERS))" $(ARGS)
 
-test-all: $(VENV)/.test test-trainers test-verifiers test-trackers test-routers test-browser  ## all but those of containers, agents, tau-bench and a real SGLang server
+test-packages: $(VENV)/.packages  ## the same beside packages that rollq works with or is compared with
+	$(PYTEST) -m "packages and not slow and not ($(OTHERS))" $(ARGS)
+
+test-all: $(VENV)/.packages test-trainers test-verifiers test-trackers test-routers test-browser  ## all but those of containers, agents, tau-bench and a real SGLang server
 	$(PYTEST) -m "not ($(OTHERS))" $(ARGS)
 
 # Property tests with fresh seeds. ARGS="-k wire"; a failure names the seed that repeats it.
@@ -41,7 +44,7 @@ fuzz: $(VENV)/.test
 	done; test -z "$$failed" || { echo "failed with --hypothesis-seed:$$failed"; exit 1; }
 
 # The tests of the ledger and what is near it, on each redis-server and valkey-server that is here.
-test-redis: $(VENV)/.test
+test-redis: $(VENV)/.packages
 	$(BIN)/python -m tests.redis_servers $(ARGS)
 
 test-trainers: $(VENV)/.trainers  ## the tests with torch, real trainers and models that learn
@@ -91,7 +94,7 @@ chaos: $(VENV)/.test
 rollback: $(VENV)/.test
 	$(BIN)/python -m tests.rollback $(ARGS)
 
-lint: $(VENV)/.test
+lint: $(VENV)/.packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -112,10 +115,10 @@ resolve: $(VENV)/.pip  ## whether each extra has wheels on Python 3.11 to 3.14 (
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --group dist
 	@.ci/resolve
 
-bench: $(VENV)/.test  ## ratios in one run, written to benchmarks/results; ARGS="--tokenizer DIR"; see benchmarks/README.md
+bench: $(VENV)/.packages  ## ratios in one run, written to benchmarks/results; ARGS="--tokenizer DIR"; see benchmarks/README.md
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-bench-check: $(VENV)/.test  ## whether a ratio is worse than the committed one; ARGS=--update writes those
+bench-check: $(VENV)/.packages  ## whether a ratio is worse than the committed one; ARGS=--update writes those
 	$(BIN)/python benchmarks/check.py $(ARGS)
 
 # Tokens a second of real workers beside a bare client, on your SGLang server: make bench-gpu ENGINE=URL TOKENIZER=DIR; docs/gpu.md.
@@ -144,9 +147,14 @@ $(VENV)/.learn: pyproject.toml | $(VENV)/.pip
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.test: pyproject.toml | $(VENV)/.pip
-	@echo "Installing rollq with tasks of tau2-bench and the test tools (about 900 MB, minutes) ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo,tau2-2025,metrics]' --group test --group lint
+	@echo "Installing rollq and the test tools (about 500 MB) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo,metrics]' --group test
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.packages: pyproject.toml | $(VENV)/.pip
+	@echo "Installing tasks of tau2-bench, linters and what rollq works with (about 900 MB, minutes) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo,tau2-2025,metrics]' --group test --group packages --group lint
+	@touch $@ $(VENV)/.test $(VENV)/.demo
 
 $(VENV)/trackers/.done: pyproject.toml | $(VENV)/.pip
 	@echo "Installing wandb, mlflow and trackio in an environment of their own (1 GB, minutes) ..."

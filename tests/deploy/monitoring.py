@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import promql_parser
 import yaml
 
 from tests.conftest import REPO
@@ -39,21 +38,25 @@ def selectors(expression: str) -> list[tuple[str, dict[str, str]]]:
     """
     return [
         (node.name, _matchers(node))
-        for node in _nodes(promql_parser.parse(expression))
+        for node in _nodes(_parsed(expression))
         if hasattr(node, "name")
     ]
 
 
 def grouped_by(expression: str) -> set[str]:
     """The labels that it groups by."""
-    modifiers = [
-        node.modifier for node in _nodes(promql_parser.parse(expression)) if hasattr(node, "param")
-    ]
+    modifiers = [node.modifier for node in _nodes(_parsed(expression)) if hasattr(node, "param")]
     return {label for modifier in modifiers if modifier is not None for label in modifier.labels}
 
 
 def named_metrics() -> set[str]:
     return {name for expression in expressions().values() for name, _ in selectors(expression)}
+
+
+def _parsed(expression: str) -> Any:
+    import promql_parser  # of `make test-packages`
+
+    return promql_parser.parse(expression)
 
 
 def _matchers(node: Any) -> dict[str, str]:

@@ -28,7 +28,7 @@ from tests.deploy.flower_scene import (
 )
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.packages, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

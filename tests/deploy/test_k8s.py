@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -37,8 +36,10 @@ from tests.deploy.kubernetes import (
 )
 from tests.deploy.monitoring import selectors
 
+pytestmark = pytest.mark.packages
+
 OF_KEDA = ("ScaledObject",)
-NAMES = sorted(workloads())
+NAMES = sorted(workloads()) if Path(KUBECTL).exists() else []  # else the first test says so
 OURS = [name for name in NAMES if container(name)["image"].startswith("rollq-")]
 
 
@@ -46,6 +47,8 @@ class TestObjects:
     @pytest.mark.parametrize("version", ["1.27", "1.37"])
     @pytest.mark.parametrize("folder", FOLDERS)
     def test_they_are_valid(self, folder: str, version: str) -> None:
+        import kubernetes_validate
+
         for one in rendered(folder):
             if one["kind"] not in OF_KEDA:
                 kubernetes_validate.validate(one, version, strict=True)

@@ -10,6 +10,8 @@ from rollq.metrics.of_runs import LEDGER_METRICS
 from rollq_worker.process.monitoring.metrics import WORKER_METRICS
 from tests.deploy.monitoring import FOLDER, PANELS, RULES, expressions, grouped_by, selectors
 
+pytestmark = pytest.mark.packages
+
 METRICS = {metric.name: metric for metric in (*LEDGER_METRICS, *WORKER_METRICS)}
 OF_PROMETHEUS = {"job", "instance"}
 """Labels that Prometheus adds to every metric."""

@@ -119,7 +119,14 @@ def check_traces(line: dict[str, Any], exchanges: list[tuple[list[int], list[int
     assert sampled == sum(line["mask"])
 
 
-@pytest.mark.parametrize("framework", ["openai", "anthropic", "langgraph"])
+@pytest.mark.parametrize(
+    "framework",
+    [
+        "openai",
+        pytest.param("anthropic", marks=pytest.mark.packages),
+        pytest.param("langgraph", marks=pytest.mark.packages),
+    ],
+)
 def test_tokens_are_what_was_sent_and_returned(stack: Stack, agent: str, framework: str) -> None:
     if framework != "openai":
         agent = add_file(f"{REPO / f'examples/agents/{framework}_agent.py'}:play")

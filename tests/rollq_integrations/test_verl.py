@@ -25,6 +25,8 @@ from tests.rollq.samples import job, play, reader, trajectory
 from tests.rollq.token_rows import episode, logprob_of, sampled_id
 from tests.rollq_integrations.verl_contract import GIVEN, OUTPUT, check, is_installed, verl_package
 
+pytestmark = pytest.mark.packages
+
 Make = Callable[..., Any]
 SAMPLING = {
     "temperature": 0.7,

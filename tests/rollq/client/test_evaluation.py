@@ -213,7 +213,7 @@ def test_names_of_versions_become_names_of_groups() -> None:
         ({"tasks": [3]}, "the tasks of an evaluation are Jobs, not 3"),
         ({"k": 0}, "k, the number of tries, must be a whole number of at least 1, not 0"),
         ({"tasks": [*TASKS, TASKS[0]]}, "an evaluation has each task once"),
-        ({"k": 60_000}, "at most 10000 samples"),
+        ({"k": 60_000}, "at most 1000 samples"),
         ({"version": 200}, "a weight version is a text of 1 to 256 characters, not 200"),
         ({"version": ""}, "a weight version is a text of 1 to 256 characters, not ''"),
         ({"name": 5}, "the name of an evaluation is a text, not 5"),

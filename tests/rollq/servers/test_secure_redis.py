@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import redis
-import trustme
 
 from rollq import cli
 from rollq.client.client import Client
@@ -28,6 +27,8 @@ from tests.conftest import free_port, redis_binary, started_redis
 from tests.ledger_of import dead_letters_of, ledger_of
 from tests.rollq.samples import group, play
 from tests.rollq_worker.engine.engine_servers import replaying
+
+pytestmark = pytest.mark.packages
 
 PASSWORD = "p%40ss%2Fword"
 """As an address holds it: percent-encoded."""
@@ -65,6 +66,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Key and certificate of `localhost`, and the authority that signed it."""
+    import trustme
+
     folder = tmp_path_factory.mktemp("tls")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))

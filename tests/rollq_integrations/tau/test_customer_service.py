@@ -12,6 +12,8 @@ from rollq.errors import EnvironmentFailure, JobFailure, UserFailure
 from rollq_worker.fakes import FakeUser
 from tests.rollq_worker.environments.episodes import begin, play, respond
 
+pytestmark = pytest.mark.packages
+
 
 def test_a_reply_with_the_stop_marker_ends_the_episode(any_domain: ConversationDomain) -> None:
     environment = begin(any_domain, 0, "go on", f"so {STOP_MARKER} then")

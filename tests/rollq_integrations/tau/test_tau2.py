@@ -24,6 +24,8 @@ from tests.rollq_integrations.tau.fake_tau2 import FILES, PACKAGES
 from tests.rollq_worker.engine.engine_servers import Answer, scripted_engine
 from tests.rollq_worker.environments.episodes import begin, play, respond
 
+pytestmark = pytest.mark.packages
+
 
 @pytest.fixture(autouse=True)
 def fake_tau2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

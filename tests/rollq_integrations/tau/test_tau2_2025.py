@@ -13,7 +13,7 @@ from rollq.errors import JobFailure
 from rollq_integrations.tau import tau2_2025
 from tests.rollq_worker.environments.episodes import calls_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:pydantic")
+pytestmark = [pytest.mark.packages, pytest.mark.filterwarnings("ignore::UserWarning:pydantic")]
 
 
 def test_the_splits_are_the_package_s(tau2_domain, original, variant):

@@ -7,7 +7,7 @@ from rollq_integrations.tau.backend import TAU2_STOP_MARKERS
 from rollq_worker.environments import domain
 from tests.rollq_worker.environments.episodes import begin, respond
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:pydantic")
+pytestmark = [pytest.mark.packages, pytest.mark.filterwarnings("ignore::UserWarning:pydantic")]
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from rollq_worker.text.whole_text import whole_characters
 from tests.rollq_worker.environments.episodes import calls_of, messages_of, mistaken, play
 
 pytestmark = [
+    pytest.mark.packages,
     pytest.mark.filterwarnings("ignore::UserWarning:pydantic"),
     pytest.mark.usefixtures("no_garbage_collection"),
 ]

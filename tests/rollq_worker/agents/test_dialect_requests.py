@@ -74,6 +74,7 @@ def test_what_is_refused(dialect: int, given: dict[str, Any], why: str) -> None:
         ),
     ],
 )
+@pytest.mark.packages
 def test_every_parameter_of_the_packages_is_known_or_refused(
     dialect: int, owner: str, labels: set[str]
 ) -> None:

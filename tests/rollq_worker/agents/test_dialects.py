@@ -19,6 +19,8 @@ from rollq_worker.fakes import FakeRenderer
 from rollq_worker.protocols import ReadTurn
 from tests.rollq_worker.agents.played import TOOL, play, post, text_of, user
 
+pytestmark = pytest.mark.packages
+
 CALL = '{"name": "look", "arguments": {"at": 1}}'
 FUNCTION: dict[str, Any] = TOOL["function"]  # type: ignore[assignment]
 ANTHROPIC_TOOL: Any = {

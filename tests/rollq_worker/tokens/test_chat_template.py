@@ -137,6 +137,7 @@ def compare(text: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.packages
 def test_real_templates_are_rendered_as_transformers_does(
     name: str, real: RealTemplates, monkeypatch: pytest.MonkeyPatch
 ):
@@ -146,11 +147,13 @@ def test_real_templates_are_rendered_as_transformers_does(
 @pytest.mark.parametrize(
     "name", [name for name in ALL_HABITS if "append(" not in ALL_HABITS[name].template]
 )
+@pytest.mark.packages
 def test_habits_are_rendered_as_transformers_does(name: str, monkeypatch: pytest.MonkeyPatch):
     assert compare(ALL_HABITS[name].template, monkeypatch) >= 4
 
 
 @pytest.mark.parametrize("name", [*training_templates(), "bundled"])
+@pytest.mark.packages
 def test_own_templates_are_rendered_as_transformers_does(
     name: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -186,10 +189,12 @@ CORNERS = {
 
 
 @pytest.mark.parametrize("name", CORNERS)
+@pytest.mark.packages
 def test_corners_are_rendered_as_transformers_does(name: str, monkeypatch: pytest.MonkeyPatch):
     assert (compare(CORNERS[name], monkeypatch) > 0) == (name not in ("refusal", "unsafe"))
 
 
+@pytest.mark.packages
 def test_of_several_templates_the_one_for_tools_is_used_with_tools(monkeypatch: pytest.MonkeyPatch):
     texts = {"tool_use": "tools {{ a }}", "default": "plain {{ b }}", "rag": "{{ not Jinja"}
     ours, theirs = ChatTemplate("t", texts, {}), Transformers(texts, monkeypatch)

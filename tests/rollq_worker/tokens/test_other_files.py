@@ -87,6 +87,7 @@ def kimi(tmp_path: Path) -> str:
     return write(tmp_path, config, tiktoken__model="\n".join(lines))
 
 
+@pytest.mark.packages
 def test_vocab_and_merges_give_transformers_ids(pair: str):
     from transformers import AutoTokenizer
 
@@ -98,6 +99,7 @@ def test_vocab_and_merges_give_transformers_ids(pair: str):
     assert not check(tokenizer, [TOOL]).missing
 
 
+@pytest.mark.packages
 def test_tiktoken_model_gives_tiktokens_ids(kimi: str):
     import tiktoken
     from tiktoken.load import load_tiktoken_bpe
@@ -137,6 +139,7 @@ def test_tekken_gives_mistral_commons_ids(tmp_path: Path):
         ("tokenizer_config.json", "<|im_start|>", "<|im_begin|>"),
     ],
 )
+@pytest.mark.packages
 def test_the_hash_is_that_of_the_models_own_files(pair: str, name: str, old: str, new: str):
     one, file = load_tokenizer(pair).hash, Path(pair, name)
     assert load_tokenizer(pair).hash == one and old in file.read_text()

@@ -248,6 +248,7 @@ def test_the_bundled_vocabulary_can_be_made_again():
     )
 
 
+@pytest.mark.packages
 def test_ids_are_those_of_transformers(bundled: Tokenizer):
     from transformers import AutoTokenizer
 

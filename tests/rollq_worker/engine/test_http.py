@@ -1,10 +1,12 @@
 """The connections to an engine: garbage instead of HTTP, what is used again, waits that end."""
 
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -173,7 +175,7 @@ def test_the_connection_that_was_used_last_is_used_next() -> None:
         kept.give_back(first, False)
         kept.close()
         kept.give_back(second, True)
-        assert first.is_closed and second.is_closed
+        assert first.sock is second.sock is None
 
 
 def test_a_connection_that_lay_idle_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,15 +185,17 @@ def test_a_connection_that_lay_idle_is_not_used_again(monkeypatch: pytest.Monkey
         idle = kept.take()
         kept.give_back(idle, True)
         other = kept.take()
-        assert other is not idle and idle.is_closed
+        assert other is not idle and idle.sock is None
         other.close()
 
 
 @contextmanager
 def accepted(
     timeout_s: float = 60.0, prefix: str = ""
-) -> Iterator[tuple[Callable[..., Any], Any, Any]]:
-    """What posts a body over an open connection, that connection, and its other end."""
+) -> Iterator[tuple[Callable[..., Any], EngineConnections, HTTPConnection, socket.socket]]:
+    """What posts a body over an open connection, what it came from, that connection, and its other
+    end.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}{prefix}"
         kept = EngineConnections(url, 300)
@@ -206,18 +210,22 @@ def accepted(
                 headers={"X": "y"},
                 timeout_s=timeout_s,
             )
-            yield post, connection, there
+            yield post, kept, connection, there
         connection.close()
 
 
 @pytest.mark.parametrize("surplus", [b"", b"HTTP/1.1 200 OK\r\n"], ids=["closed", "said more"])
 def test_a_connection_on_which_the_server_did_something_is_not_used(surplus: bytes) -> None:
-    with accepted() as (post, connection, there):
+    with accepted() as (post, kept, connection, there):
         there.sendall(OK)
         assert post(b"{}") == (Response(200, b"{}"), True)
         there.sendall(surplus)
         there.shutdown(socket.SHUT_WR)
-        until(lambda: not connection.is_connected)
+        assert select.select([connection.sock], [], [], 10)[0]
+        kept.give_back(connection, True)
+        other = kept.take()
+        assert other is not connection and connection.sock is None
+        other.close()
 
 
 @pytest.mark.parametrize(
@@ -246,16 +254,28 @@ def test_a_connection_on_which_the_server_did_something_is_not_used(surplus: byt
     ],
 )
 def test_what_an_answer_says_of_its_connection(answer: bytes, found: tuple[Response, bool]) -> None:
-    with accepted() as (post, _, there):
+    with accepted() as (post, _, _, there):
         there.sendall(answer)
         assert post(b"{}") == found
+
+
+@pytest.mark.parametrize(
+    "half",
+    [b"Content-Length: 9\r\n\r\n{}", b"Transfer-Encoding: chunked\r\n\r\n9\r\n{}"],
+    ids=["length", "chunk"],
+)
+def test_half_an_answer_is_none(half: bytes) -> None:
+    with accepted() as (post, _, _, there), pytest.raises(NoResponse, match="IncompleteRead"):
+        there.sendall(b"HTTP/1.1 200 OK\r\n" + half)
+        there.shutdown(socket.SHUT_WR)
+        post(b"{}")
 
 
 @pytest.mark.parametrize(
     "came", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", b"HTTP/1.1 503 Busy\r\n\r\n"]
 )
 def test_an_answer_that_does_not_come_in_time(came: bytes) -> None:
-    with accepted(0.05) as (post, _, there), pytest.raises(ResponseTimeout):
+    with accepted(0.05) as (post, _, _, there), pytest.raises(ResponseTimeout):
         there.sendall(came)
         post(b"{}")
 
@@ -263,7 +283,7 @@ def test_an_answer_that_does_not_come_in_time(came: bytes) -> None:
 def test_a_large_body_arrives() -> None:
     whole = b"x" * 3_000_000 + b"y"
     arrived = bytearray()
-    with accepted(prefix="/engine/") as (post, connection, there):
+    with accepted(prefix="/engine/") as (post, _, connection, there):
 
         def serve() -> None:
             while not arrived.endswith(b"y"):
@@ -282,7 +302,7 @@ def test_a_large_body_arrives() -> None:
 
 def test_what_a_server_says_before_it_has_read_the_whole_request() -> None:
     """It closes with the rest unread, which resets the connection."""
-    with accepted() as (post, connection, there):
+    with accepted() as (post, _, connection, there):
         connection.sock.sendall(b"POST /generate HTTP/1.1\r\n")
         assert there.recv(1, socket.MSG_PEEK)
         there.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy")

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -94,7 +94,10 @@ class HttpClient:
                 allow_redirects=False,
                 stream=True,
             ) as response:
-                content = read_body(response.raw, self._max_bytes, until)
+                raw = response.raw
+                # read1 returns what is there
+                read = raw.read if until is None else getattr(raw, "read1", raw.read)
+                content = read_body(partial(read, decode_content=True), self._max_bytes, until)
                 return Response(
                     response.status_code, content, response.headers.get("Retry-After", "")
                 )
@@ -107,16 +110,13 @@ class HttpClient:
         self._session.close()
 
 
-def read_body(raw: Any, max_bytes: int, until: float | None = None) -> bytes:
-    """The body of urllib3's response, cut off at a limit. Raises ResponseTimeout when `until`
-    passes, even if each byte comes in time.
+def read_body(read: Callable[[int], bytes], max_bytes: int, until: float | None = None) -> bytes:
+    """All that `read` gives, cut off behind a limit. Raises ResponseTimeout when `until` passes,
+    even if each byte comes in time.
     """
-    read: Callable[..., bytes] = raw.read
-    if until is not None:
-        read = getattr(raw, "read1", read)  # returns what is there
     pieces = []
     length = 0
-    while length <= max_bytes and (piece := read(CHUNK, decode_content=True)):
+    while length <= max_bytes and (piece := read(CHUNK)):
         pieces.append(piece)
         length += len(piece)
         if until is not None and time.monotonic() > until:

@@ -13,10 +13,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import ne
+from zlib import crc32
 
 from rollq.events import Event, Observed, Prompt, Sampled
 from rollq.trajectory import Trajectory
 
+REENCODE_EVERY = 8
+"""One job in so many has its turns encoded again, because that costs as much as a twentieth of all
+else that a worker does.
+"""
 RECENT = 4
 """Number of earlier prompts that a new one is compared with."""
 WORDS = 80
@@ -40,8 +45,10 @@ class TokenStats:
     """Number of turns with an unreadable call."""
     unclosed_turns: int = 0
     """Number of turns that ended without the end tag of a call that was carried out."""
+    reencoded_turns: int = 0
+    """Number of turns whose text was encoded again, all of one job in REENCODE_EVERY."""
     drifted_turns: int = 0
-    """Number of turns that would be other tokens if their text were encoded again."""
+    """Of the reencoded turns, those that became other tokens."""
     version_breaks: int = 0
     """Number of times that older weights came back in a trajectory after newer ones."""
     changed_prompts: int = 0
@@ -66,7 +73,7 @@ def count_tokens(
     reencode: Callable[[Sequence[array[int]]], Sequence[array[int]]] | None = None,
 ) -> TokenStats:
     """Counts in one pass over the events. `reencode` decodes the ids of each turn and encodes the
-    text; without it no drift is counted.
+    text, of jobs that their ids choose; without it no drift is counted.
     """
     sent = kept = traces = malformed = unclosed = 0
     turns: list[array[int]] = []
@@ -94,17 +101,23 @@ def count_tokens(
             length = len(event.ids)
             if seen is not None:
                 seen = 0  # a new trace keeps nothing
-    drifted = sum(map(ne, turns, reencode(turns))) if reencode else 0
+    reencoded = reencode(turns) if reencode and is_reencoded(trajectory.job.id) else []
     return TokenStats(
         sent_tokens=sent,
         kept_tokens=kept,
         traces=traces,
         malformed_turns=malformed,
         unclosed_turns=unclosed,
-        drifted_turns=drifted,
+        reencoded_turns=len(reencoded),
+        drifted_turns=sum(map(ne, turns, reencoded)),
         version_breaks=_version_breaks(trajectory),
         changed_prompts=sum(1 for _ in changed_prompts(trajectory.events)),
     )
+
+
+def is_reencoded(job_id: str) -> bool:
+    """True if this job's turns are encoded again, in each attempt."""
+    return crc32(job_id.encode()) % REENCODE_EVERY == 0
 
 
 def changed_prompts(events: Iterable[Event]) -> Iterator[str]:

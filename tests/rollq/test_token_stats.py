@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from rollq.events import Finish, Prompt, VersionSpan
 from rollq.token_stats import TokenStats, changed_prompts, count_tokens
-from tests.rollq.samples import ids, observed, prompt, sampled, trajectory
+from tests.rollq.samples import ids, job, observed, prompt, sampled, trajectory
 
 
 def of(*events) -> TokenStats:
@@ -70,9 +70,13 @@ def test_turns_whose_text_is_other_tokens():
         encoded.extend(turns)
         return [turn if len(turn) > 1 else ids(1, 2) for turn in turns]
 
-    assert count_tokens(replace(trajectory(), events=events), reencode).drifted_turns == 1
-    assert [list(turn) for turn in encoded] == [[7, 8], [9]]
-    assert of(*events).drifted_turns == 0
+    members = [replace(trajectory(of=job(sample, size=8)), events=events) for sample in range(8)]
+    (counted,) = [
+        stats for one in members if (stats := count_tokens(one, reencode)).reencoded_turns
+    ]
+    assert (counted.drifted_turns, counted.reencoded_turns) == (1, 2)
+    assert [list(turn) for turn in encoded] == [[7, 8], [9]]  # of one job in eight
+    assert of(*events).reencoded_turns == 0
 
 
 def test_older_weights_that_come_back():

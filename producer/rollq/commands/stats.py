@@ -167,9 +167,10 @@ def _policy(published: Mapping[str, Any] | None, admission: Mapping[str, Any] | 
 def _fidelity(counts: Mapping[str, Any]) -> str:
     ratio = counts["extension_ratio"]
     kept = "-" if ratio is None else f"{ratio:.1%}"
-    turns = [f"{counts[f'{kind}_turns']} {kind}" for kind in ("malformed", "unclosed", "drifted")]
     return (
-        f"{kept} of prompts kept   {counts['traces']} traces   {'   '.join(turns)} turns   "
+        f"{kept} of prompts kept   {counts['traces']} traces   "
+        f"{counts['malformed_turns']} malformed   {counts['unclosed_turns']} unclosed turns   "
+        f"{counts['drifted_turns']} of {counts['reencoded_turns']} turns drifted   "
         f"{counts['version_breaks']} version breaks"
     )
 

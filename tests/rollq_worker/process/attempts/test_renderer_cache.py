@@ -5,6 +5,7 @@ needs.
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from rollq.commands.stats import table
 from rollq.errors import JobFailure
 from rollq.job import Job
+from rollq.token_stats import is_reencoded
 from rollq_worker.environments import domain
 from rollq_worker.process import episode_player
 from rollq_worker.process.attempts import renderer_cache
@@ -160,15 +162,16 @@ def test_malformed_tools_are_the_environments_failure(
 
 
 def test_fidelity_is_counted_when_a_job_ends(runner: JobRunner) -> None:
-    runner.ledger("r").submit([job()])
-    assert runner.run("r/g/0")["stop"] == "done"
+    assert is_reencoded("r/e/0")
+    runner.ledger("r").submit([replace(job(), group="e")])
+    assert runner.run("r/e/0")["stop"] == "done"
     stats = reader(runner.ledger("r")).stats()
     assert (
         0.5 < stats["extension_ratio"] < 1
         and stats["extension_ratio"] == stats["kept_tokens"] / stats["sent_tokens"]
     )
     assert (stats["traces"], stats["malformed_turns"], stats["version_breaks"]) == (1, 0, 0)
-    assert 0 <= stats["drifted_turns"] <= stats["turns"]
+    assert 0 <= stats["drifted_turns"] <= stats["reencoded_turns"] == stats["turns"]
     assert any(
         line.startswith("fidelity ") and "% of prompts kept   1 traces" in line
         for line in table({**stats, "waits": "", "seconds": {}})

@@ -163,6 +163,24 @@ def test_results_of_calls_belong_to_them_by_their_ids(
         assert text_of(engine.requests[1]).endswith(f"{calls}{written}[assistant]")
 
 
+def test_results_go_to_the_calls_that_were_sampled_where_a_client_reorders_them() -> None:
+    calls = '[{"name": "look", "arguments": {}}, {"name": "look", "arguments": {}}]'
+    engine = FakeEngine([calls, "end"])
+
+    def agent(episode: Episode) -> None:
+        first = said(ask(episode, episode.messages, tools=[TOOL]))
+        written_back = list(reversed(first["tool_calls"]))
+        replies = [
+            {"role": "tool", "tool_call_id": call["id"], "content": f"of {call['id']}"}
+            for call in written_back
+        ]
+        turn = {**first, "tool_calls": written_back}
+        ask(episode, [*episode.messages, turn, *replies], tools=[TOOL])
+
+    assert len(play(agent, engine=engine).traces) == 1
+    assert text_of(engine.requests[1]).endswith(f"{calls}[tool]of call_0[tool]of call_1[assistant]")
+
+
 def test_a_branch_keeps_the_ids_that_were_sampled_before_it() -> None:
     engine = FakeEngine(["one", "left", "right"])
 

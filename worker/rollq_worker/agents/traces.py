@@ -14,6 +14,8 @@ from array import array
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Protocol, cast
 
 from rollq.errors import JobFailure
@@ -161,15 +163,21 @@ class TraceTree:
 
     def recognised(self, request: TurnRequest) -> TurnRequest:
         """The request with the policy's own turns as they were sampled, whatever its client made of
-        them, and with its digests.
+        them, the results of calls in the calls' order, and with its digests.
         """
         digests = [opening_digest(request.tools)]
         messages: list[Message] = []
-        for message in request.messages:
-            if message["role"] == "assistant":
-                message = self._as_sampled(digests[-1], message)
-            messages.append(message)
-            digests.append(longer(digests[-1], message))
+        ids: list[str] = []
+        for role, run in groupby(request.messages, itemgetter("role")):
+            together = list(run)
+            if role == "tool":
+                together.sort(key=lambda result: ids.index(result["tool_call_id"]))
+            for message in together:
+                if role == "assistant":
+                    message = self._as_sampled(digests[-1], message)
+                    ids = [call["id"] for call in message.get("tool_calls", ())]
+                messages.append(message)
+                digests.append(longer(digests[-1], message))
         return replace(request, messages=messages, digests=digests)
 
     def _as_sampled(self, before: bytes, message: Message) -> Message:

@@ -8,7 +8,6 @@ by name. Fields of messages and tools that the model is not shown ask for nothin
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 from rollq.errors import ContractError
@@ -130,39 +129,26 @@ def checked_tools(
 
 
 def checked_messages(messages: Sequence[Message], param: str) -> Sequence[Message]:
-    """A conversation that the policy may go on with, the results of calls in the calls' order.
-    Raises RequestRefused.
-    """
+    """A conversation that the policy may go on with. Raises RequestRefused."""
     if messages[-1]["role"] == "assistant":
         raise RequestRefused(
             "the last message must not be the assistant's: there is no prefill", param=param
         )
-    ordered: list[Message] = []
     waiting: list[str] = []
     """Calls without a result."""
-    for are_results, run in groupby(messages, lambda message: message["role"] == "tool"):
-        if are_results:
-            ordered += _in_order(list(run), waiting, param)
-        else:
-            ordered += run
-        if ordered[-1]["role"] == "assistant":
-            waiting = [call["id"] for call in ordered[-1].get("tool_calls", ())]
-    return ordered
-
-
-def _in_order(results: list[Message], waiting: list[str], param: str) -> list[Message]:
-    """The results of the calls that are `waiting`, which is shortened. Raises RequestRefused."""
-    places = {id: place for place, id in enumerate(waiting)}
-    for result in results:
-        id = result.get("tool_call_id")
-        if id not in waiting:
-            raise RequestRefused(
-                f"{param} has a result for {id!r:.80}, which is no call of the turn before it, or "
-                "is answered twice",
-                param=param,
-            )
-        waiting.remove(id)
-    return sorted(results, key=lambda result: places[result["tool_call_id"]])
+    for message in messages:
+        if message["role"] == "assistant":
+            waiting = [call["id"] for call in message.get("tool_calls", ())]
+        elif message["role"] == "tool":
+            id = message.get("tool_call_id")
+            if id not in waiting:
+                raise RequestRefused(
+                    f"{param} has a result for {id!r:.80}, which is no call of the turn before it, "
+                    "or is answered twice",
+                    param=param,
+                )
+            waiting.remove(id)
+    return messages
 
 
 def object_of(value: Any, where: str) -> dict[str, Any]:

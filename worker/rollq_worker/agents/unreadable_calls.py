@@ -23,8 +23,14 @@ def unreadable_call(read: ReadTurn, tools: Sequence[Json]) -> Action | None:
     if read.calls or not read.errors:
         return None
     names = "|".join(re.escape(tool["function"]["name"]) for tool in tools)
-    named = re.search(rf"\b(?:{names})\b", read.content) if names else None
-    return Action(named[0], {TEXT: read.content}) if named else None
+    for before in (
+        r"(?<![\w\s-])",
+        r"\b",
+    ):  # in a call's markup, rather than in the words before it
+        named = re.search(rf"{before}(?:{names})(?![\w-])", read.content) if names else None
+        if named:
+            return Action(named[0], {TEXT: read.content})
+    return None
 
 
 def arguments_of(call: Json) -> str:

@@ -110,3 +110,16 @@ def test_the_alive_file_is_as_old_as_the_oldest_child_says(tmp_path: Path) -> No
         until(lambda: len(list(tmp_path.glob("alive.*"))) == 2)
         os.utime(tmp_path / "alive.1", (1000, 1000))
         until(lambda: file.stat().st_mtime == 1000)
+
+
+def test_files_of_an_earlier_workers_children_do_not_make_the_alive_file_old(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "alive"
+    for name in ("alive", "alive.0", "alive.1"):
+        (tmp_path / name).touch()
+    os.utime(tmp_path / "alive.1", (1000, 1000))
+    with Family(tmp_path, alive_file=f"Path({str(file)!r})") as family:
+        family.await_children(2)
+        time.sleep(0.3)
+        assert file.stat().st_mtime > 1000

@@ -91,6 +91,7 @@ class Parent:
         code, once it was told to stop and all children have ended.
         """
         self._listen()
+        self._forget_life()
         while True:
             self._reap()
             if self._stopped_at is None:
@@ -179,11 +180,17 @@ class Parent:
         if self._alive_file is None:
             return
         with suppress(OSError):  # one has not touched its file yet
-            oldest = min(
-                own_alive_file(self._alive_file, place.number).stat().st_mtime
-                for place in self._places
-            )
+            oldest = min(file.stat().st_mtime for file in self._own_files(self._alive_file))
             os.utime(self._alive_file, (oldest, oldest))
+
+    def _forget_life(self) -> None:
+        """An earlier worker's children are no sign that these are dead."""
+        if self._alive_file is not None:
+            for file in self._own_files(self._alive_file):
+                file.unlink(missing_ok=True)
+
+    def _own_files(self, alive_file: Path) -> Sequence[Path]:
+        return [own_alive_file(alive_file, place.number) for place in self._places]
 
 
 def own_alive_file(alive_file: Path, number: int) -> Path:

@@ -174,7 +174,7 @@ TAU_BENCH = https://github.com/sierra-research/tau-bench 59a200c6d575d595120f1cb
 TAU2_BENCH = https://github.com/sierra-research/tau2-bench a2c024725189473d2d7cea3a5cfdbcc67478e41f
 
 CLIS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.171.0
-$(VENV)/agents/latest/.done: CLIS := @anthropic-ai/claude-code@latest @openai/codex@latest
+$(VENV)/agents/latest/.done: private CLIS := @anthropic-ai/claude-code@latest @openai/codex@latest
 $(VENV)/agents/latest/.done: | $(VENV)/agents/.done
 $(VENV)/agents/.done $(VENV)/agents/latest/.done: | $(VENV)/.test
 	npm install --silent --no-audit --no-fund --prefix $(@D) $(CLIS)

@@ -1,6 +1,7 @@
 """Every command in the documents fits rollq as it is: its flags, targets and files exist."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,14 @@ def options(command: Parser, words: list[str]) -> set[str]:
 def test_targets_of_make_exist() -> None:
     targets = set(re.findall(r"^([\w-]+):", (REPO / "Makefile").read_text(), re.MULTILINE))
     assert {command.words[1] for command in LINES if command.words[0] == "make"} <= targets
+
+
+def test_make_test_agents_installs_the_versions_that_the_page_names(tmp_path: Path) -> None:
+    [pinned] = re.findall("npm install -g (.*)", (REPO / "docs/agents.md").read_text())
+    make = ["make", "-n", f"VENV={tmp_path}", "test-agents"]
+    installed = subprocess.run(make, cwd=REPO, capture_output=True, text=True, check=True).stdout
+    assert f"{tmp_path}/agents {pinned}\n" in installed
+    assert f"{tmp_path}/agents/latest @anthropic-ai/claude-code@latest" in installed
 
 
 def test_named_files_exist() -> None:

@@ -12,7 +12,7 @@ TASKS: Mapping[str, Mapping[str, str]] = {
     "the parts, each in a terminal": {
         "redis": "run a Redis server in the foreground",
         "engine": "run the replay engine: SGLang's HTTP API without a GPU",
-        "worker": "play rollouts (one worker process)",
+        "worker": "play rollouts, in one or more processes",
     },
     "jobs and results": {
         "submit": "submit jobs to a run",

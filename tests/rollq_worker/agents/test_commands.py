@@ -83,6 +83,14 @@ class TestCommands:
             with pytest.raises(AgentFailure, match="so far"):
                 run_file(name, said=said)
 
+    @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 15)", "sys.exit(1)", "sys.exit()"])
+    def test_one_that_ends_with_its_worker_goes_on_elsewhere(
+        self, written: Callable[..., str], end: str
+    ) -> None:
+        journal = FakeJournal(stop=Drained("the worker is stopping"), limit=3)
+        with pytest.raises(Drained):
+            run_file(written(f"ask(); {end}"), journal, said=CALL)
+
     def test_one_that_fails_behind_a_cut_turn_ends_as_length(
         self, written: Callable[..., str]
     ) -> None:

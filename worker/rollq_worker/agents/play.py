@@ -5,6 +5,7 @@ The counterpart of `rollq_worker.episode.loop.play` for agents that bring their 
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
@@ -34,6 +35,10 @@ log = logging.getLogger(__name__)
 
 AGENT_LIMIT_S = 900.0
 """Longest time in seconds for which an agent may neither ask for a turn nor make a step."""
+SIGNAL_S = 1.0
+"""Seconds in which a signal that has ended an agent reaches its worker: systemd and Slurm stop all
+processes of a service at once.
+"""
 OUTPUT = "agent_output"
 """The entry of the grade's info with the end of a command's output."""
 
@@ -74,7 +79,7 @@ def play_with_agent(
         program = start(_for_agent(episode, address), episode.wake)
         try:
             episode.serve(program.ended, idle)
-            closed = _close(episode, program)
+            closed = _close(episode, program, journal)
         finally:
             episode.end()
             program.stop()
@@ -95,9 +100,9 @@ def _for_agent(episode: AgentEpisode, address: Address) -> AgentsEpisode:
     )
 
 
-def _close(episode: AgentEpisode, program: Program) -> Closed:
+def _close(episode: AgentEpisode, program: Program, journal: AgentJournal) -> Closed:
     """Hand in the agent's answer and grade the episode."""
-    answer = _answer(episode, program)
+    answer = _answer(episode, program, journal)
     program.stop()  # what the policy left running does nothing to the grade
     if answer is not None and not episode.world.done:
         episode.world.act(Action(RESPOND, {"content": whole_characters(answer)}))
@@ -115,14 +120,18 @@ def _close(episode: AgentEpisode, program: Program) -> Closed:
     return replace(closed, info=info)
 
 
-def _answer(episode: AgentEpisode, program: Program) -> str | None:
+def _answer(episode: AgentEpisode, program: Program, journal: AgentJournal) -> str | None:
     """The answer of an agent that has ended; None: it has none. Raises AgentFailure for an end that
-    is not the policy's doing.
+    is not the policy's doing, and Drained for one at which its worker is stopping, too.
     """
     last = episode.last
+    journal.check()
     try:
         answer = program.result()
     except AgentFailure as e:
+        if isinstance(e, AgentKilled):
+            time.sleep(SIGNAL_S)
+            journal.check()
         if isinstance(e, AgentKilled) and last is not None and last.calls:
             # A policy that ends its own agent does not get out of a bad reward by it.
             return None if episode.world.acted else last.text

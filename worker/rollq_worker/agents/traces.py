@@ -181,10 +181,10 @@ class TraceTree:
         return replace(request, messages=messages, digests=digests)
 
     def _as_sampled(self, before: bytes, message: Message) -> Message:
-        alike = self._replies.get(likeness(before, message), {})
-        if len(alike) != 1 or longer(before, message) in alike:
-            return message  # nobody can tell which one it is, or it is that very one
-        [reply] = alike.values()
+        alike = list(self._replies.get(likeness(before, message), {}).values())
+        if len(alike) != 1:
+            return message  # it is not the policy's, or nobody can tell which one
+        [reply] = alike
         thought = {key: message[key] for key in ("reasoning_content",) if key in message}
         return {**{key: reply[key] for key in reply if key != "reasoning_content"}, **thought}
 

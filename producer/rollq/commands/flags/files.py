@@ -2,8 +2,8 @@
 
 import argparse
 import json
+import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from rollq.errors import RollqError
 from rollq.job import NAME, Json, is_path
@@ -27,7 +27,7 @@ def environment(text: str) -> str:
     """
     if is_path(text):
         return _name_of_file(text, "add_environment_file")
-    if Path(text.partition(":")[0]).is_file():
+    if os.path.isfile(text.partition(":")[0]):  # False for what is too long for a file's name
         raise argparse.ArgumentTypeError(
             f"expected a file that ends in .py, .jsonl or .parquet, not {text!r}"
         )

@@ -159,3 +159,7 @@ def test_a_wrong_setting_is_named(
         name == "ROLLQ_REDIS_URL" and "not an address of Redis: localhost" in said
     )
     assert "sk-secret" not in said
+
+
+def test_an_environments_name_that_is_too_long_for_a_file_is_no_file() -> None:
+    assert environment("a" * 300) == "a" * 300

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from rollq_worker.engine.detection import FoundServer
 from rollq_worker.engine.generate import probe
 from rollq_worker.engine.http import EngineHttp
 from rollq_worker.engine.vocabulary_proof import TEST_TEXT
@@ -167,6 +168,6 @@ class TestScoring:
 def test_a_worker_that_starts_takes_it_for_an_sglang_server(server: Server) -> None:
     http = EngineHttp(server.url)
     try:
-        assert probe(http, server.tokenizer.encode(TEST_TEXT)) == ""
+        assert probe(FoundServer(http).now, http, server.tokenizer.encode(TEST_TEXT)) == ""
     finally:
         http.close()

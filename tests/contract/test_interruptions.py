@@ -219,7 +219,7 @@ def test_a_hang_costs_the_request_and_not_the_episode(
 ) -> None:
     process, watch = own_process(gated), HangWatch(gated.engine)
     monkeypatch.setattr("rollq_worker.engine.hang_watch.SLOW_S", 0.0)
-    monkeypatch.setattr("rollq_worker.engine.sglang.control.QUESTION_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("rollq_worker.engine.sglang.server.QUESTION_TIMEOUT_S", 1.0)
     with BackgroundEpisodes(gated) as playing:
         reply = playing.start(long_turn(gated))
         playing.wait_for(1)

@@ -14,7 +14,7 @@ from rollq.events import Finish
 from rollq_worker.engine import hang_watch
 from rollq_worker.engine.client import EngineClient
 from rollq_worker.engine.hang_watch import FAILURES, HangWatch
-from rollq_worker.engine.sglang import control
+from rollq_worker.engine.sglang import server as control
 from rollq_worker.protocols import Generated
 from tests.contract.background_requests import BackgroundRequests
 from tests.contract.conftest import Process, Server

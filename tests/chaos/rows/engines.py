@@ -41,7 +41,7 @@ def hang(run: FaultRun) -> None:
     """
     constants = (
         "engine.hang_watch.SLOW_S=5 engine.hang_watch.INTERVAL_S=1 "
-        "engine.sglang.control.QUESTION_TIMEOUT_S=2"
+        "engine.sglang.server.QUESTION_TIMEOUT_S=2"
     )
     settings = {
         "CHAOS_SETTINGS": " ".join(f"rollq_worker.{constant}" for constant in constants.split())

@@ -22,7 +22,7 @@ answer or a 200's body.
 
 A body is bytes, JSON, or a function that gives it in pieces.
 """
-GENERATING = ("/generate", "/v1/chat/completions")
+GENERATING = ("/generate", "/v1/chat/completions", "/inference/v1/generate")
 
 
 def good_reply(body: dict[str, Any], **meta: Any) -> dict[str, Any]:

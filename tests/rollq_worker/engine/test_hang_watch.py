@@ -8,7 +8,7 @@ from rollq.events import Finish
 from rollq_worker.engine import hang_watch
 from rollq_worker.engine.client import EngineClient
 from rollq_worker.engine.hang_watch import HangWatch
-from rollq_worker.engine.sglang import control
+from rollq_worker.engine.sglang import server as control
 from tests.rollq_worker.engine.clients import HeldReply, generate, is_waiting, port
 from tests.rollq_worker.engine.engine_servers import scripted_engine
 from tests.waiting import until
@@ -49,7 +49,7 @@ def test_an_engine_that_does_not_answer_is_an_outage(
 def test_a_paused_engine_does_not_hang(client: EngineClient) -> None:
     """It loads weights, so that its scheduler answers nothing."""
     with scripted_engine(port=port(client), ready=(503, {}), server_info="hang"):
-        assert not client.control.hangs()
+        assert not client.server.hangs()
 
 
 def test_another_workers_health_check_hides_no_hang(
@@ -57,7 +57,7 @@ def test_another_workers_health_check_hides_no_hang(
 ) -> None:
     monkeypatch.setattr(control, "SCHEDULER_TIMEOUT_S", 0.1)
     with scripted_engine(port=port(client), ready=(503, {}), ping=(503, {}), server_info="hang"):
-        assert client.control.hangs() and not client.control.paused() and not client.ready()
+        assert client.server.hangs() and not client.server.paused() and not client.ready()
 
 
 def test_an_engine_that_calls_itself_unhealthy_repeats_its_check(client: EngineClient) -> None:
@@ -74,8 +74,8 @@ def test_an_engine_that_calls_itself_unhealthy_repeats_its_check(client: EngineC
 
 def test_a_router_that_answers_does_not_hang(client: EngineClient) -> None:
     with scripted_engine(port=port(client)):
-        assert not client.control.hangs()
+        assert not client.server.hangs()
 
 
 def test_an_engine_that_is_away_hangs(client: EngineClient) -> None:
-    assert client.control.hangs()
+    assert client.server.hangs()

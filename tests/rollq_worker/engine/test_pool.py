@@ -15,7 +15,7 @@ from rollq.errors import EngineFailure
 from rollq.events import Finish
 from rollq_worker.engine import hang_watch
 from rollq_worker.engine.pool import EnginePool
-from rollq_worker.engine.sglang import control
+from rollq_worker.engine.sglang import server as control
 from rollq_worker.failures import Drained
 from tests.rollq_worker.engine.clients import HeldReply, generate, one_text, raise_drained
 from tests.rollq_worker.engine.engine_servers import Answer, ScriptedEngine, good_reply, reply

@@ -222,11 +222,13 @@ class TestTheFirstToken:
         with scripted_engine(health=(200, b""), **models) as engine:
             engine.then = answer
             with pytest.raises(
-                SettingsError, match=f"{engine.url} is not an SGLang server: POST /generate "
+                SettingsError, match=f"{engine.url} is neither SGLang nor vLLM: POST /generate "
             ) as e:
                 self.warnings(engine.url, caplog)
             assert words in str(e.value) and "\n" not in str(e.value)
-            assert str(e.value).endswith("; rollq needs SGLang's native API (docs/engine.md)")
+            assert str(e.value).endswith(
+                "; rollq needs SGLang's native API, or vLLM (docs/engine.md)"
+            )
 
     def test_it_ends_the_worker(self, redis_url: str) -> None:
         with scripted_engine(then=(501, b"")) as engine:
@@ -242,7 +244,7 @@ class TestTheFirstToken:
             ]
             ended = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
         assert ended.returncode == 2
-        assert f"the server at {engine.url} is not an SGLang server: POST /gen" in error_line(
+        assert f"the server at {engine.url} is neither SGLang nor vLLM: POST /gen" in error_line(
             ended.stderr
         )
 
@@ -294,7 +296,7 @@ class TestTheFirstToken:
             assert self.warnings(url, caplog) == []
             requests.post(f"{url}/pause_generation", json={"mode": "abort"}, timeout=10)
             [warning] = self.warnings(url, caplog)
-            assert f"no engine is ready at {url} (/ready answers 503: it is paused)" in warning
+            assert f"no engine is ready at {url} (it is paused)" in warning
 
 
 @pytest.mark.parametrize(

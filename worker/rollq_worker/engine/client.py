@@ -1,4 +1,5 @@
-"""The client of one SGLang server: token ids in, token ids out, over one pool of HTTP connections.
+"""The client of one server, SGLang or vLLM: token ids in, token ids out, over one pool of HTTP
+connections.
 
 The invariants: waiting for an engine that is away, full, paused or hung costs the job nothing. A
 request that fails, or under which engines die, is sent again a bounded number of times. A request
@@ -21,6 +22,7 @@ from rollq.events import Finish
 from rollq.urls import mask_url
 from rollq_worker.engine.availability import Availability
 from rollq_worker.engine.call import RETRIES, Call, EngineLeft, Shared
+from rollq_worker.engine.detection import FoundServer
 from rollq_worker.engine.generate import ConnectionLost, cached_prompts, probe, sample_once
 from rollq_worker.engine.http import EngineHttp, WaitCut
 from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
@@ -32,7 +34,7 @@ from rollq_worker.engine.replies import (
     RequestFailed,
 )
 from rollq_worker.engine.served_policies import ServedPolicies
-from rollq_worker.engine.sglang.control import PAUSED, EngineControl
+from rollq_worker.engine.server import PAUSED, Asked, Server
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.protocols import Adapter, Generated, SampleRequest
 from rollq_worker.remote.waiting import backoff, wait
@@ -49,8 +51,8 @@ OTHER_TOKENIZER = "its tokenizer gives other ids than ours"
 
 
 class EngineClient:
-    """`protocols.Engine` over SGLang's native API, also behind a router. One object per server,
-    used by all threads.
+    """`protocols.Engine` over SGLang's native API, also behind a router, or vLLM's. One object per
+    server, used by all threads.
 
     `stop_ids` end every turn besides the job's own `stop_token_ids`. `vocab_size` is the
     tokenizer's; higher ids are only sent if the model sampled them (`Shared.vocabulary`).
@@ -75,21 +77,27 @@ class EngineClient:
         self._shared = share or Shared(vocab_size=vocab_size, engines=1)
         self._availability = Availability(self.name, self._shared.away)
         self._http = EngineHttp(self.url)
-        self.control = EngineControl(self._http)
-        """All requests to it except to generate."""
+        self._found = FoundServer(self._http)
         self._in_flight = self._http.in_flight
         self._stop_ids = tuple(stop_ids)
         self._process = uuid.uuid4().hex
         """A prefix of request ids that no other process has."""
         self._requests = itertools.count()
-        self._limits = EngineLimits(self.control.get_json)
-        self.vocabulary = TokenizerCheck(self.control.tokenize, proof)
+        self._limits = EngineLimits(lambda: self.server.limits())
+        self.vocabulary = TokenizerCheck(lambda text: self.server.tokenize(text), proof)
         """Compares its vocabulary with ours."""
         self._proof = proof
-        self.policies = ServedPolicies(self.control.get_json, self.name, self._shared.weight_waits)
+        self.policies = ServedPolicies(
+            lambda: self.server.weight_version(), self.name, self._shared.weight_waits
+        )
         self._hung = False
         self.paused = False
         """True if it said so when it was asked last. Only one that is not available is asked."""
+
+    @property
+    def server(self) -> Server:
+        """The server in its own form. It may be another one after an outage."""
+        return self._found.now
 
     @property
     def available(self) -> bool:
@@ -130,6 +138,8 @@ class EngineClient:
             try:
                 if self.vocabulary.differs():
                     raise EngineUnavailable(OTHER_TOKENIZER)
+                if objection := self.server.objection():
+                    raise EngineUnavailable(objection)
                 probes = call.probes or seems_router
                 generated = self._sample_once(call, prompt, room, adapter, probes)
             except (
@@ -211,10 +221,11 @@ class EngineClient:
 
     def why_not_ready(self) -> str:
         """The same; why it takes none, or ""."""
-        reason, unreachable = self.control.why_not_ready(hung=self._hung)
+        reason, unreachable = self.server.why_not_ready(hung=self._hung)
         self.paused = reason == PAUSED
         if not reason and self.vocabulary.differs():
             reason = OTHER_TOKENIZER
+        reason = reason or self.server.objection()
         if reason:
             self._availability.mark_down(reason, unreachable=unreachable)
             return reason
@@ -228,7 +239,7 @@ class EngineClient:
 
         Without a `proof` it is not asked, because ids of another model would kill it.
         """
-        why = probe(self._http, self._proof.test_ids) if self._proof else ""
+        why = probe(self.server, self._http, self._proof.test_ids) if self._proof else ""
         if why:
             self._forget()  # the facts may be another server's, such as a proxy's
         return why
@@ -237,7 +248,7 @@ class EngineClient:
         """Tokens of this prompt that each of some requests of one group found in a cache. Raises
         NoResponse.
         """
-        return cached_prompts(self._http, ids)
+        return cached_prompts(self.server, self._http, ids)
 
     def abort_running(self) -> int:
         """Abort every request of this process. Returns how many the engine was asked to abort.
@@ -250,7 +261,7 @@ class EngineClient:
         if not running:
             return 0
         with ThreadPoolExecutor(8) as pool:
-            return sum(pool.map(self.control.abort, running))
+            return sum(pool.map(self.server.abort, running))
 
     def cut(self, key: str | None = None, *, hung: bool = False) -> int:
         """End this process's wait for that job's response (None: for all). Returns how many waits
@@ -318,17 +329,16 @@ class EngineClient:
         if adapter:
             self.policies.adapters.sent(adapter)
         try:
-            return sample_once(
-                self._http,
-                request,
-                prompt,
+            asked = Asked(
+                request=request,
+                prompt=prompt,
                 # the engine's log names the job
                 rid=f"{call.key}/{self._process}{next(self._requests):x}",
-                group=call.group,
                 stop_ids=self._stop_ids,
                 vocabulary=self._shared.vocabulary.end,
                 adapter=adapter,
             )
+            return sample_once(self.server, self._http, asked, group=call.group)
         except (ContextExceeded, AdapterMissing, JobFailure, EngineFailure):
             self._mark_up()  # the answer blames the request
             raise
@@ -398,6 +408,7 @@ class EngineClient:
 
     def _forget(self) -> None:
         """The engine was unreachable, so it may be another one now."""
+        self._found.forget()
         self._limits.forget()
         self.vocabulary.forget()
         self.policies.forget()

@@ -13,21 +13,16 @@ from dataclasses import replace
 from rollq.errors import JobFailure
 from rollq.events import VersionSpan
 from rollq_worker.engine.http import ROUTING_KEY, EngineHttp, WaitCut
-from rollq_worker.engine.limits import ANY_ID
-from rollq_worker.engine.prompts import Prompt, write_ids
+from rollq_worker.engine.prompts import write_ids
 from rollq_worker.engine.replies import (
     EngineAborted,
     EngineUnavailable,
     RequestFailed,
-    read_refusal,
 )
-from rollq_worker.engine.sglang.control import EngineControl
-from rollq_worker.engine.sglang.reply import read_reply
-from rollq_worker.engine.sglang.request import collapsed, write_request
-from rollq_worker.protocols import Adapter, Generated, SampleRequest
+from rollq_worker.engine.server import Asked, Server
+from rollq_worker.protocols import Generated, SampleRequest
 from rollq_worker.remote.http_client import ConnectFailed, NoResponse, ResponseTimeout
 
-PATH = "/generate"
 PROBE = "rollq-start"
 """Name of the request that `probe` sends."""
 PROBE_TIMEOUT_S = 20.0
@@ -42,136 +37,99 @@ class ConnectionLost(RequestFailed):
 
 
 class OtherServer(Exception):
-    """The server is not an SGLang server. The message names rollq's need, and not the server."""
+    """The server is neither SGLang nor vLLM. The message names rollq's need, and not the server."""
 
-    def __init__(self, answer: str) -> None:
-        super().__init__(f"POST {PATH} {answer}; rollq needs SGLang's native API (docs/engine.md)")
+    def __init__(self, path: str, answer: str) -> None:
+        super().__init__(
+            f"POST {path} {answer}; rollq needs SGLang's native API, or vLLM (docs/engine.md)"
+        )
 
 
-def sample_once(
-    http: EngineHttp,
-    request: SampleRequest,
-    prompt: Prompt,
-    *,
-    rid: str,
-    group: str,
-    stop_ids: Sequence[int],
-    vocabulary: int,
-    adapter: Adapter | None = None,
-) -> Generated:
-    """Sample after the request's ids, which `prompt` has as digits. `vocabulary`: ids that are
-    sampled are below.
+def sample_once(server: Server, http: EngineHttp, asked: Asked, *, group: str) -> Generated:
+    """Sample after the request's ids.
 
-    The versions of a reply that `adapter` sampled are the adapter's: the engine reports those of
+    The versions of a reply that an adapter sampled are the adapter's: the engine reports those of
     the model below it.
 
-    Raises WaitCut, ContextExceeded, AdapterMissing, and the errors of `read_refusal` and
-    `read_reply`.
+    Raises WaitCut, ContextExceeded, AdapterMissing, and the errors of `Server.refusal` and
+    `Server.read`.
     """
-    if request.images is not None:
-        prompt = write_ids(collapsed(request.ids, request.images.token))
-    body = write_request(
-        prompt,
-        request.sampling,
-        stop_ids=stop_ids,
-        max_new_tokens=request.max_new_tokens,
-        rid=rid,
-        routing=request.routing,
-        images=request.images,
-        adapter=adapter,
-    )
+    body = server.write(asked)
     try:
-        response = http.generate(PATH, body, rid=rid, key=request.key, routing_key=group)
+        response = http.generate(
+            server.path, body, rid=asked.rid, key=asked.request.key, routing_key=group
+        )
     except WaitCut as e:
         if not e.hung:
             # a server may take seconds to notice that the connection has gone
-            EngineControl(http).abort(rid)
+            server.abort(asked.rid)
         raise
     except ConnectFailed as e:
         raise EngineUnavailable(str(e), unreachable=True) from e
     except ResponseTimeout as e:
-        EngineControl(http).abort(rid)  # the engine may still be generating
+        server.abort(asked.rid)  # the engine may still be generating
         raise RequestFailed(str(e)) from e
     except NoResponse as e:
         raise ConnectionLost(str(e)) from e
     if response.status != 200:
-        raise read_refusal(response, request.key)
-    generated = read_reply(
-        response.body,
-        rid=rid,
-        key=request.key,
-        prompt=len(request.ids),
-        max_new_tokens=request.max_new_tokens,
-        vocabulary=vocabulary,
-        routing=request.routing,
-    )
-    if adapter is None or not generated.ids:
+        raise server.refusal(response, asked)
+    generated = server.read(response.body, asked)
+    if asked.adapter is None or not generated.ids:
         return generated
-    span = VersionSpan(adapter.version, 0, len(generated.ids))
+    span = VersionSpan(asked.adapter.version, 0, len(generated.ids))
     return replace(generated, versions=(span,))
 
 
-def cached_prompts(http: EngineHttp, ids: Sequence[int]) -> list[int]:
+def _one_token(ids: Sequence[int]) -> Asked:
+    request = SampleRequest(
+        ids=array("I", ids), sampling={}, max_new_tokens=1, key=PROBE, check=lambda: None
+    )
+    return Asked(request=request, prompt=write_ids(request.ids), rid=f"{PROBE}/{uuid.uuid4().hex}")
+
+
+def cached_prompts(server: Server, http: EngineHttp, ids: Sequence[int]) -> list[int]:
     """Tokens of this prompt that each of some requests of one group found in a cache. Raises
     NoResponse.
     """
-    prompt = write_ids(array("I", ids))
     group = {ROUTING_KEY: uuid.uuid4().hex}
     cached: list[int] = []
     for _ in range(6):
         # of so many, two engines that take turns or draw lots serve some each nearly always
-        rid = f"{PROBE}/{uuid.uuid4().hex}"
-        body = write_request(prompt, {}, stop_ids=(), max_new_tokens=1, rid=rid)
-        response = http.post(PATH, body, timeout_s=PROBE_TIMEOUT_S, headers=group)
+        asked = _one_token(ids)
+        body = server.write(asked)
+        response = http.post(server.path, body, timeout_s=PROBE_TIMEOUT_S, headers=group)
         try:
-            sampled = read_reply(
-                response.body,
-                rid=rid,
-                key=PROBE,
-                prompt=len(ids),
-                max_new_tokens=1,
-                vocabulary=ANY_ID,
-            )
+            cached.append(server.read(response.body, asked).cached_tokens)
         except (EngineUnavailable, RequestFailed, JobFailure) as e:
             raise NoResponse(str(e)) from e
-        cached.append(sampled.cached_tokens)
     return cached
 
 
-def probe(http: EngineHttp, ids: Sequence[int]) -> str:
+def probe(server: Server, http: EngineHttp, ids: Sequence[int]) -> str:
     """Ask for one token after these ids. Returns why there was none, or "".
 
-    Raises OtherServer when the answer is none of SGLang's. A server that is busy, hangs or wants a
-    key may be one.
+    Raises OtherServer when the answer is no engine's. A server that is busy, hangs or wants a key
+    may be one.
     """
-    prompt = write_ids(array("I", ids))
     for tries in range(1, PROBES + 1):
-        rid = f"{PROBE}/{uuid.uuid4().hex}"
-        body = write_request(prompt, {}, stop_ids=(), max_new_tokens=1, rid=rid)
+        asked = _one_token(ids)
         try:
-            response = http.post(PATH, body, timeout_s=PROBE_TIMEOUT_S)
+            response = http.post(server.path, server.write(asked), timeout_s=PROBE_TIMEOUT_S)
         except NoResponse as e:
             if isinstance(e, ResponseTimeout):
-                EngineControl(http).abort(rid)
+                server.abort(asked.rid)
             return str(e)
-        if response.status in (404, 405, 422, 501):  # it has no such path, or one with another body
-            raise OtherServer(f"answers {response.status}")
         if response.status != 200:
-            return str(read_refusal(response, PROBE))
+            if server.is_of_another(response.status):
+                raise OtherServer(server.path, f"answers {response.status}")
+            return str(server.refusal(response, asked))
         try:
-            read_reply(
-                response.body,
-                rid=rid,
-                key=PROBE,
-                prompt=len(ids),
-                max_new_tokens=1,
-                vocabulary=ANY_ID,
-            )
+            server.read(response.body, asked)
         except (EngineUnavailable, EngineAborted, JobFailure) as e:
             return str(e)
         except RequestFailed as e:
             if tries == PROBES:
-                raise OtherServer(f"answers something else: {e}") from e
+                raise OtherServer(server.path, f"answers something else: {e}") from e
         else:
             break
     return ""

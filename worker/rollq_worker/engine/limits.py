@@ -77,9 +77,9 @@ class EngineLimits:
     needed.
     """
 
-    def __init__(self, get: Callable[[str], object]) -> None:
-        """`get` is as in `read_limits`, and may raise NoResponse."""
-        self._get = get
+    def __init__(self, ask: Callable[[], ContextLimits]) -> None:
+        """`ask` is `Server.limits`."""
+        self._ask = ask
         self._lock = threading.Lock()
         self._limits: ContextLimits | None = None
         self._ask_at = 0.0  # monotonic time before which the engine is not asked again
@@ -89,7 +89,7 @@ class EngineLimits:
             with self._lock:
                 if self._limits is None and time.monotonic() >= self._ask_at:
                     try:
-                        self._limits = read_limits(self._get)
+                        self._limits = self._ask()
                     except NoResponse as e:
                         log.debug("the engine's limits are unknown: %s", e)
                         self._ask_at = time.monotonic() + RETRY_S

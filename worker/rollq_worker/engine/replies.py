@@ -20,7 +20,7 @@ import orjson
 from rollq.errors import JobFailure
 from rollq.events import Finish, VersionSpan
 from rollq_worker.protocols import Generated
-from rollq_worker.remote.http_client import Response
+from rollq_worker.remote.http_client import NoResponse, Response
 
 MAX_MESSAGE = 300
 """Number of characters that are kept of an engine's error message."""
@@ -196,6 +196,15 @@ def _span(reported: Any) -> VersionSpan:
     if type(version) is not str or type(start) is not int or type(end) is not int:
         raise TypeError("a span needs a name and two integers")
     return VersionSpan(version, start, end)
+
+
+def json_of(path: str, response: Response) -> object:
+    """The JSON of an answer; None if the server does not have the path. Raises NoResponse while the
+    engine is away.
+    """
+    if response.status >= 500:
+        raise NoResponse(f"{path} answers {response.status}")
+    return response.json() if response.status == 200 else None
 
 
 def read_error(body: bytes) -> str:

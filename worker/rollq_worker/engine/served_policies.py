@@ -13,10 +13,10 @@ from rollq_worker.remote.waiting import wait
 class ServedPolicies:
     """The policies of one engine, for all threads."""
 
-    def __init__(self, get: Callable[[str], object], name: str, waits: WeightWaits) -> None:
-        """`get` and `name`: see `ServedWeights`."""
+    def __init__(self, ask: Callable[[], str | None], name: str, waits: WeightWaits) -> None:
+        """`ask` and `name`: see `ServedWeights`."""
         self.adapters = MissingAdapters(name)
-        self._weights = ServedWeights(get, name)
+        self._weights = ServedWeights(ask, name)
         self._waits = waits
 
     @property

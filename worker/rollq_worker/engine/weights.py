@@ -28,11 +28,9 @@ class ServedWeights:
     needed, and again while its weights are refused.
     """
 
-    def __init__(self, get: Callable[[str], object], name: str) -> None:
-        """`get` returns the JSON at a path, None if the server does not have it (a router), and may
-        raise NoResponse. `name` is the engine's, for people.
-        """
-        self._get = get
+    def __init__(self, ask: Callable[[], str | None], name: str) -> None:
+        """`ask` is `Server.weight_version`. `name` is the engine's, for people."""
+        self._ask_server = ask
         self._name = name
         self._lock = threading.Lock()
         self._version: str | None = None
@@ -95,10 +93,8 @@ class ServedWeights:
             if time.monotonic() < self._ask_at:
                 return
             self._ask_at = time.monotonic() + ASK_S
-            info = self._get("/model_info")
-            version = info.get("weight_version") if isinstance(info, dict) else None
-            self.is_reported = isinstance(version, str)
-            self._version = version if isinstance(version, str) else None
+            self._version = self._ask_server()
+            self.is_reported = self._version is not None
         except NoResponse as e:
             log.debug("the weights of the engine at %s are not known: %s", self._name, e)
         finally:

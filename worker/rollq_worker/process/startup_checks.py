@@ -72,7 +72,7 @@ def stop_ids(tokenizer: Tokenizer) -> Sequence[int]:
 def check_engines(engines: Sequence[EngineClient], tokenizer: str) -> None:
     """Warn of engines that take no requests yet.
 
-    Raises SettingsError when one is ready and has other token ids, or is no SGLang server.
+    Raises SettingsError when one is ready and has other token ids, or is neither SGLang nor vLLM.
     """
     with ThreadPoolExecutor(max(1, len(engines))) as pool:
         # at once, because one that hangs answers late
@@ -108,7 +108,7 @@ class EngineState(NamedTuple):
 def check_engine(engine: EngineClient, tokenizer: str) -> EngineState:
     """Ask the engine for a token with its logprob. A worker that starts does, and `rollq doctor`.
 
-    Raises SettingsError when it has other token ids, or is no SGLang server.
+    Raises SettingsError when it has other token ids, or is neither SGLang nor vLLM.
     """
     why = engine.why_not_ready()
     if why:
@@ -122,7 +122,7 @@ def check_engine(engine: EngineClient, tokenizer: str) -> EngineState:
     try:
         return EngineState(True, engine.probe())
     except OtherServer as e:
-        raise SettingsError(f"the server at {engine.name} is not an SGLang server: {e}") from e
+        raise SettingsError(f"the server at {engine.name} is neither SGLang nor vLLM: {e}") from e
 
 
 def _check_isolated(patterns: Sequence[str]) -> None:

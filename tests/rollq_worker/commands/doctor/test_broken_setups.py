@@ -138,7 +138,7 @@ def test_a_right_is_missing(
 def test_an_engine_that_is_not_sglang(given: Set, judged: Judge) -> None:
     with scripted_engine(then=(405, {"detail": "Method Not Allowed"})) as other:
         given(ENGINE_URL=other.url)
-        assert "is not an SGLang server" in judged("engine")["says"]
+        assert "is neither SGLang nor vLLM" in judged("engine")["says"]
 
 
 def test_an_engine_with_another_vocabulary(given: Set, judged: Judge, qwen_folder: Path) -> None:

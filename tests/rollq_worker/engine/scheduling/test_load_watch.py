@@ -33,7 +33,7 @@ class Engine:
         self, *loads: EngineLoad | None, paused: bool = False, waits_s: float = SLOW_S
     ) -> None:
         self.loads, self.is_paused, self.waits_s = list(loads), paused, waits_s
-        self.control = self
+        self.server = self
 
     def longest_wait_s(self) -> float:
         return self.waits_s

@@ -131,8 +131,7 @@ def check_one_engine(
             says = f"{engine.name} takes no requests: {state.why}"
             remedy = GO_ON if engine.paused else START_ENGINE
             return [Finding(name, Level.FAIL if named else Level.WARN, says, remedy)]
-        info = engine.control.get_json("/model_info")
-        model = info.get("model_path") if isinstance(info, dict) else None
+        model = engine.server.model()
     except SettingsError as e:
         remedy = "pass --engine URL of a server with this model, or --tokenizer of its model"
         return [Finding(name, Level.FAIL, str(e), remedy)]

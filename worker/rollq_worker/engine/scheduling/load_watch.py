@@ -106,7 +106,7 @@ class LoadWatch:
         same_s = self._clock() - since
         if report is None and same_s >= 0:  # it would not say either that it is paused
             return Idle.STALLED if same_s >= UNANSWERED_S else None
-        if engine.control.paused():
+        if engine.server.paused():
             return Idle.PAUSED
         return Idle.STALLED if same_s >= STALLED_S else None
 
@@ -119,7 +119,7 @@ class LoadWatch:
             return
         asked_at = self._clock()
         try:
-            load = engine.control.load()
+            load = engine.server.load()
         except Exception as e:
             # Whether the engine is away is for others to find; the looks at the other engines must
             # go on.

@@ -1,0 +1,156 @@
+"""SGLang's form of everything that an engine is asked. Also that of its routers, which lack much of
+it.
+
+The invariant: every question has a timeout. It knows nothing of jobs.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import json
+
+from rollq_worker.engine.http import EngineHttp
+from rollq_worker.engine.limits import ContextLimits, read_limits
+from rollq_worker.engine.load import EngineLoad
+from rollq_worker.engine.prompts import write_ids
+from rollq_worker.engine.replies import json_of, read_refusal
+from rollq_worker.engine.server import PAUSED, Asked
+from rollq_worker.engine.sglang.load import PATH as LOADS
+from rollq_worker.engine.sglang.load import read_load
+from rollq_worker.engine.sglang.reply import read_reply
+from rollq_worker.engine.sglang.request import collapsed, write_request
+from rollq_worker.protocols import Generated
+from rollq_worker.remote.http_client import NoResponse, Response
+
+QUESTION_TIMEOUT_S = 10.0
+SCHEDULER_TIMEOUT_S = 25.0
+"""Seconds to wait for answers of SGLang's scheduler, between two of its steps. /health gives up
+after 20 s.
+"""
+LOAD_TIMEOUT_S = 2.0
+"""Seconds to wait for an engine's load. One thread asks all engines in turn."""
+ABORT_TIMEOUT_S = 1.0
+
+
+class SGLangServer:
+    """Implements `engine.server.Server`."""
+
+    kind = "SGLang"
+    path = "/generate"
+
+    def __init__(self, http: EngineHttp) -> None:
+        self._http = http
+
+    def write(self, asked: Asked) -> bytes:
+        request, prompt = asked.request, asked.prompt
+        if request.images is not None:
+            prompt = write_ids(collapsed(request.ids, request.images.token))
+        return write_request(
+            prompt,
+            request.sampling,
+            stop_ids=asked.stop_ids,
+            max_new_tokens=request.max_new_tokens,
+            rid=asked.rid,
+            routing=request.routing,
+            images=request.images,
+            adapter=asked.adapter,
+        )
+
+    def read(self, body: bytes, asked: Asked) -> Generated:
+        return read_reply(
+            body,
+            rid=asked.rid,
+            key=asked.request.key,
+            prompt=len(asked.request.ids),
+            max_new_tokens=asked.request.max_new_tokens,
+            vocabulary=asked.vocabulary,
+            routing=asked.request.routing,
+        )
+
+    def refusal(self, response: Response, asked: Asked) -> Exception:
+        return read_refusal(response, asked.request.key)
+
+    def is_of_another(self, status: int) -> bool:
+        return status in (404, 405, 422, 501)  # no such path, or one with another body
+
+    def objection(self) -> str:
+        return ""
+
+    def why_not_ready(self, *, hung: bool) -> tuple[str, bool]:
+        """One that hung, or calls itself unhealthy, must also pass a health check: until then
+        /ready of 0.5.23 answers 503, although it generates again. Its scheduler is asked before,
+        because a check that fails makes SGLang unhealthy. A router has none of these paths, and
+        answers 503 when it has no engine.
+        """
+        try:
+            if not hung:
+                status = self._http.get("/ready", timeout_s=QUESTION_TIMEOUT_S).status
+                if status < 500:
+                    return "", False
+                if not self._unhealthy():
+                    return PAUSED if status == 503 else f"/ready answers {status}", False
+            for path in ("/server_info", "/health"):
+                status = self._http.get(path, timeout_s=SCHEDULER_TIMEOUT_S).status
+                if status >= 500:
+                    return f"{path} answers {status}", False
+        except NoResponse as e:
+            return str(e), True
+        return "", False
+
+    def hangs(self) -> bool:
+        """While SGLang is paused, /ready answers 503 (0.5.15 has no /ready). The scheduler answers
+        /server_info between two steps, also in a pause, unless it loads weights. /health would
+        prove more, but a step of over 20 s fails it, and then SGLang takes itself for unhealthy.
+        """
+        try:
+            ready = self._http.get("/ready", timeout_s=QUESTION_TIMEOUT_S).status
+            if ready == 503 and not self._unhealthy():
+                return False
+            return self._http.get("/server_info", timeout_s=SCHEDULER_TIMEOUT_S).status >= 500
+        except NoResponse:
+            return True
+
+    def paused(self) -> bool:
+        """SGLang 0.5.15 and routers report none; see `load_watch.Idle`."""
+        try:
+            return (
+                self._http.get("/ready", timeout_s=LOAD_TIMEOUT_S).status == 503
+                and not self._unhealthy()
+            )
+        except NoResponse:
+            return False
+
+    def _unhealthy(self) -> bool:
+        """True if SGLang failed its last health check. Raises NoResponse."""
+        return self._http.get("/ping", timeout_s=LOAD_TIMEOUT_S).status == 503
+
+    def abort(self, rid: str) -> bool:
+        try:
+            body = json.dumps({"rid": rid}).encode()
+            return self._http.post("/abort_request", body, timeout_s=ABORT_TIMEOUT_S).status < 400
+        except NoResponse:
+            return False
+
+    def tokenize(self, text: str) -> object:
+        body = json.dumps({"prompt": text}).encode()
+        response = self._http.post("/tokenize", body, timeout_s=QUESTION_TIMEOUT_S)
+        return json_of("/tokenize", response)
+
+    def load(self) -> EngineLoad | None:
+        return read_load(json_of(LOADS, self._http.get(LOADS, timeout_s=LOAD_TIMEOUT_S)))
+
+    def limits(self) -> ContextLimits:
+        return read_limits(self._get_json)
+
+    def model(self) -> str | None:
+        return self._model_info("model_path")
+
+    def weight_version(self) -> str | None:
+        return self._model_info("weight_version")
+
+    def _model_info(self, field: str) -> str | None:
+        info = self._get_json("/model_info")
+        value = info.get(field) if isinstance(info, dict) else None
+        return value if isinstance(value, str) else None
+
+    def _get_json(self, path: str) -> object:
+        return json_of(path, self._http.get(path, timeout_s=QUESTION_TIMEOUT_S))

@@ -1,0 +1,218 @@
+"""vLLM's form of everything that an engine is asked (0.32, `vllm/entrypoints`).
+
+What only a server in development mode (VLLM_SERVER_DEV_MODE=1) answers is not known without it.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rollq.errors import JobFailure
+from rollq_worker.engine.http import EngineHttp
+from rollq_worker.engine.limits import ContextLimits
+from rollq_worker.engine.load import EngineLoad
+from rollq_worker.engine.prompts import write_ids
+from rollq_worker.engine.replies import (
+    AdapterMissing,
+    EngineUnavailable,
+    json_of,
+    read_error,
+    read_refusal,
+)
+from rollq_worker.engine.server import PAUSED, Asked
+from rollq_worker.engine.sglang.request import collapsed
+from rollq_worker.engine.vllm.reply import read_reply
+from rollq_worker.engine.vllm.request import write_request
+from rollq_worker.protocols import Generated
+from rollq_worker.remote.http_client import NoResponse, Response
+
+QUESTION_TIMEOUT_S = 10.0
+SCHEDULER_TIMEOUT_S = 25.0
+"""Seconds to wait for answers of the engine's core, between two of its steps."""
+LOAD_TIMEOUT_S = 2.0
+ABORT_TIMEOUT_S = 1.0
+PROOF_TIMEOUT_S = 60.0
+START = "start vLLM with"
+REMEDIES = {
+    401: "it wants an API key, and workers send none: start it without --api-key",
+    403: f"it gives no tokens: {START} --enable-scale-out",
+    404: "it has no /inference/v1/generate: rollq needs vLLM 0.32 or newer",
+}
+"""What to do about a status that blames no request."""
+RAW = (
+    "its logprobs are those before temperature and top_p: "
+    f"{START} --logprobs-mode processed_logprobs"
+)
+WATERMARK = f"it samples with a watermark, which its logprobs leave out: {START}out it"
+METRIC = re.compile(
+    r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)\{[^}]*\} (\S+)$", re.M
+)
+"""Lines of /metrics, one for each engine core."""
+
+
+class VllmServer:
+    """Implements `engine.server.Server`."""
+
+    kind = "vLLM"
+    path = "/inference/v1/generate"
+
+    def __init__(self, http: EngineHttp) -> None:
+        self._http = http
+        self._objection: str | None = None
+
+    def write(self, asked: Asked) -> bytes:
+        request, prompt = asked.request, asked.prompt
+        if request.routing is not None:
+            raise JobFailure(f"{request.key}: routed experts are read from SGLang only")
+        if request.images is not None:
+            prompt = write_ids(collapsed(request.ids, request.images.token))
+        return write_request(
+            prompt,
+            request.sampling,
+            stop_ids=asked.stop_ids,
+            max_new_tokens=request.max_new_tokens,
+            rid=asked.rid,
+            images=request.images,
+            adapter=asked.adapter,
+        )
+
+    def read(self, body: bytes, asked: Asked) -> Generated:
+        return read_reply(
+            body,
+            rid=asked.rid,
+            prompt=len(asked.request.ids),
+            max_new_tokens=asked.request.max_new_tokens,
+            vocabulary=asked.vocabulary,
+        )
+
+    def refusal(self, response: Response, asked: Asked) -> Exception:
+        status = response.status
+        if status == 404 and asked.adapter is not None:
+            return AdapterMissing(f"the engine answered 404: {read_error(response.body)}")
+        if status in REMEDIES:
+            return EngineUnavailable(REMEDIES[status])
+        return read_refusal(response, asked.request.key)
+
+    def is_of_another(self, status: int) -> bool:
+        return False  # it has said that it is vLLM
+
+    def why_not_ready(self, *, hung: bool) -> tuple[str, bool]:
+        """/health shows that the core lives; in development mode /is_paused has to come from it."""
+        try:
+            status = self._http.get("/health", timeout_s=SCHEDULER_TIMEOUT_S).status
+            if status >= 500:
+                return f"/health answers {status}", False
+            if self._is_paused(SCHEDULER_TIMEOUT_S):
+                return PAUSED, False
+        except NoResponse as e:
+            return str(e), True
+        return "", False
+
+    def objection(self) -> str:
+        """Asked once for each start of the server: `processed_logprobs` are what trainers need."""
+        if self._objection is None:
+            try:
+                self._objection = self._find_objection()
+            except NoResponse:
+                return ""
+        return self._objection
+
+    def _find_objection(self) -> str:
+        info = self._get_json("/server_info?config_format=json")
+        config = info.get("vllm_config") if isinstance(info, dict) else None
+        if not isinstance(config, dict):
+            return "" if self._logprobs_follow_temperature() else RAW
+        model: Mapping[str, Any] = config.get("model_config") or {}
+        if model.get("logprobs_mode") != "processed_logprobs":
+            return RAW
+        return WATERMARK if config.get("watermark_config") else ""
+
+    def _logprobs_follow_temperature(self) -> bool:
+        """True if the logprob of the likeliest token grows where the temperature falls. Raises
+        NoResponse.
+        """
+        cold, warm = (self._likeliest(temperature) for temperature in (0.25, 4.0))
+        return cold > warm
+
+    def _likeliest(self, temperature: float) -> float:
+        """The logprob of the likeliest token after a fixed prompt."""
+        params = {"max_tokens": 1, "temperature": temperature, "logprobs": 1}
+        body = json.dumps({"token_ids": [1], "sampling_params": params}).encode()
+        response = self._http.post(self.path, body, timeout_s=PROOF_TIMEOUT_S)
+        reply = json_of(self.path, response)
+        try:
+            [entry] = reply["choices"][0]["logprobs"]["content"]  # type: ignore[index]
+            return max(float(one["logprob"]) for one in entry["top_logprobs"])
+        except (TypeError, LookupError, ValueError) as e:
+            raise NoResponse(f"{self.path} gives no logprobs: {read_error(response.body)}") from e
+
+    def hangs(self) -> bool:
+        """Only a server in development mode can be asked: /health answers while its core hangs."""
+        try:
+            return self._http.get("/is_paused", timeout_s=SCHEDULER_TIMEOUT_S).status >= 500
+        except NoResponse:
+            return True
+
+    def paused(self) -> bool:
+        try:
+            return self._is_paused(LOAD_TIMEOUT_S)
+        except NoResponse:
+            return False
+
+    def _is_paused(self, timeout_s: float) -> bool:
+        answer = self._http.get("/is_paused", timeout_s=timeout_s)
+        reply = answer.json() if answer.status == 200 else None
+        return isinstance(reply, dict) and reply.get("is_paused") is True
+
+    def abort(self, rid: str) -> bool:
+        body = json.dumps({"request_ids": [f"generate-tokens-{rid}"]}).encode()
+        try:
+            path = "/inference/v1/abort_requests"
+            return self._http.post(path, body, timeout_s=ABORT_TIMEOUT_S).status < 400
+        except NoResponse:
+            return False
+
+    def tokenize(self, text: str) -> object:
+        body = json.dumps({"prompt": text}).encode()
+        response = self._http.post("/tokenize", body, timeout_s=QUESTION_TIMEOUT_S)
+        return json_of("/tokenize", response)
+
+    def load(self) -> EngineLoad | None:
+        response = self._http.get("/metrics", timeout_s=LOAD_TIMEOUT_S)
+        if response.status != 200:
+            return None
+        values: dict[str, list[float]] = {}
+        for name, value in METRIC.findall(response.body.decode("utf-8", "replace")):
+            values.setdefault(name, []).append(float(value))
+        if len(values) < 3:
+            return None
+        return EngineLoad(
+            running=int(sum(values["num_requests_running"])),
+            waiting=int(sum(values["num_requests_waiting"])),
+            token_usage=max(values["kv_cache_usage_perc"]),
+        )
+
+    def model(self) -> str | None:
+        return self._first_model().get("root")
+
+    def _first_model(self) -> Mapping[str, Any]:
+        models = self._get_json("/v1/models")
+        data = models.get("data") if isinstance(models, dict) else None
+        return data[0] if data and isinstance(data[0], dict) else {}
+
+    def limits(self) -> ContextLimits:
+        length = self._first_model().get("max_model_len")
+        if type(length) is not int or length < 1:
+            return ContextLimits()
+        return ContextLimits(context=length, prompt=length, reported=True)
+
+    def weight_version(self) -> str | None:
+        info = self._get_json("/weight_info")
+        version = info.get("weight_version") if isinstance(info, dict) else None
+        return version if isinstance(version, str) else None
+
+    def _get_json(self, path: str) -> Any:
+        return json_of(path, self._http.get(path, timeout_s=QUESTION_TIMEOUT_S))

@@ -1,11 +1,11 @@
-# make demo | learn | learn-gpu | test | test-packages | test-all | fuzz | test-redis | test-trainers | test-verifiers | test-trackers | test-routers | test-browser | test-containers | test-sglang | chaos | rollback | lint | docs | dist | resolve | bench | bench-check | bench-gpu | clean. Needs Python 3.11+ and a package index, nothing else.
+# make demo | learn | learn-gpu | test | test-packages | test-all | fuzz | test-redis | test-trainers | test-verifiers | test-trackers | test-routers | test-browser | test-containers | test-sglang | test-vllm | chaos | rollback | lint | docs | dist | resolve | bench | bench-check | bench-gpu | clean. Needs Python 3.11+ and a package index, nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := --groups 8 --size 4
 
-.PHONY: demo learn learn-gpu learn-controls test test-packages test-all fuzz test-redis test-trainers test-verifiers test-trackers test-routers test-tau test-agents test-browser test-containers test-sglang chaos rollback lint docs dist resolve bench bench-check bench-gpu clean
+.PHONY: demo learn learn-gpu learn-controls test test-packages test-all fuzz test-redis test-trainers test-verifiers test-trackers test-routers test-tau test-agents test-browser test-containers test-sglang test-vllm chaos rollback lint docs dist resolve bench bench-check bench-gpu clean
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
@@ -24,7 +24,7 @@ learn-controls: $(VENV)/.learn
 	@$(BIN)/python -m examples.learn_shop.negative_controls $(ARGS)
 
 # What needs more than the test tools: torch and trainers, Chromium, a container engine, a real SGLang server.
-OTHERS := sglang or routers or trainers or browser or containers or agents
+OTHERS := sglang or vllm or routers or trainers or browser or containers or agents
 PYTEST := $(BIN)/python -m pytest -q -n 4 --dist worksteal
 
 test: $(VENV)/.test  ## what needs no process of its own, and one end-to-end test for each promise
@@ -85,6 +85,10 @@ test-containers: $(VENV)/.test
 # The contract tests on the real server. Give one with ROLLQ_TEST_ENGINE_URL and ROLLQ_TEST_TOKENIZER; see docs/engine.md.
 test-sglang: $(VENV)/.trainers
 	$(BIN)/python -m pytest -q -m sglang $(ARGS)
+
+# The same on the real vLLM. Give one with ROLLQ_TEST_VLLM_URL and ROLLQ_TEST_TOKENIZER; see docs/engine.md.
+test-vllm: $(VENV)/.test
+	$(BIN)/python -m pytest -q -m vllm $(ARGS)
 
 # The fault suite. ARGS="--seeds 3", "--row NAME", "--storm 120"; see docs/chaos.md.
 chaos: $(VENV)/.test

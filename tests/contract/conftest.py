@@ -30,6 +30,16 @@ from tests.contract.gated_engine import Gate
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rollq"
 START_S = 400
+WIDE_HEADS = """
+import runpy, sys, transformers
+real = transformers.Qwen2Config
+transformers.Qwen2Config = lambda **given: real(**{{**given, "num_attention_heads": 2}})
+sys.argv[1:] = {arguments!r}
+runpy.run_path({script!r}, run_name="__main__")
+"""
+"""Runs tiny_model.py with heads of 32, because vLLM has no heads of 16 where a processor has
+AVX-512.
+"""
 QUICK = ("test_audit", "test_client", "test_generate", "test_routers", "test_tokenize")
 """Modules whose tests on the real server CI runs for each change; those of the others are slow."""
 
@@ -232,6 +242,33 @@ def sglang(scripts: Path, venv: Path, model: Path, log: Path, *flags: str) -> It
         yield Server(url, load_tokenizer(str(model)), process)
 
 
+@pytest.fixture(scope="session")
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    if url := os.environ.get("ROLLQ_TEST_VLLM_URL"):
+        yield Server(url.rstrip("/"), load_tokenizer(os.environ["ROLLQ_TEST_TOKENIZER"]))
+        return
+    with vllm(tmp_path_factory.mktemp("vllm") / "log") as server:
+        yield server
+
+
+@contextmanager
+def vllm(log: Path, *flags: str) -> Iterator[Server]:
+    """The real vLLM server, with a tiny model whose heads are as wide as it wants them."""
+    scripts = server_scripts("vllm_cpu", "ROLLQ_TEST_VLLM_URL")
+    venv = Path(os.environ.get("ROLLQ_VLLM_VENV", CACHE / "vllm"))
+    model = CACHE / "tiny-vllm"
+    with one_at_a_time():
+        subprocess.run([scripts / "install.sh", venv], check=True)
+        if not (model / "config.json").exists():
+            tiny = scripts.parent / "sglang_cpu" / "tiny_model.py"
+            code = WIDE_HEADS.format(script=str(tiny), arguments=[str(model), "--steps", "0"])
+            subprocess.run([venv / "bin" / "python", "-c", code], check=True)
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = [str(scripts / "serve.sh"), str(venv), str(model), str(port), *flags]
+    with running(command, url, START_S, log) as process:
+        yield Server(url, load_tokenizer(str(model)), process)
+
+
 def wrapped(venv: Path, folder: Path) -> Path:
     """The environment with an interpreter that starts the server through serve_on_cpu.py."""
     script = Path(__file__).with_name("serve_on_cpu.py")
@@ -249,13 +286,18 @@ def sglang_scripts() -> Path:
     """Where the server's scripts are. Without them the test is skipped; on CI it fails, unless a
     server is given.
     """
-    scripts = Path(os.environ.get("ROLLQ_SHARED", REPO.parent / "shared")) / "sglang_cpu"
+    return server_scripts("sglang_cpu", "ROLLQ_TEST_ENGINE_URL")
+
+
+def server_scripts(folder: str, given_by: str) -> Path:
+    """The same of any server, whose address may be given by a variable."""
+    scripts = Path(os.environ.get("ROLLQ_SHARED", REPO.parent / "shared")) / folder
     if not scripts.exists():
         message = (
-            f"{scripts} is missing, so no real SGLang server can be started: see "
-            f"ROLLQ_SHARED in {__file__}"
+            f"{scripts} is missing, so no real server can be started: see ROLLQ_SHARED in "
+            f"{__file__}"
         )
-        given = "ROLLQ_TEST_ENGINE_URL" in os.environ
+        given = given_by in os.environ
         pytest.fail(message) if os.environ.get("CI") and not given else pytest.skip(message)
     return scripts
 
@@ -264,15 +306,22 @@ def installed(scripts: Path) -> tuple[Path, Path]:
     """The server's environment and model, made on first use (minutes)."""
     venv = Path(os.environ.get("ROLLQ_SGLANG_VENV", CACHE / "sglang"))
     model = Path(os.environ.get("ROLLQ_SGLANG_MODEL", CACHE / "tiny"))
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "installing").open("w") as one_at_a_time:
-        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+    with one_at_a_time():
         subprocess.run(
             [scripts / "install.sh", venv], check=True
         )  # at once when it is there, and whole
         if not (model / "config.json").exists():
             subprocess.run([venv / "bin" / "python", scripts / "tiny_model.py", model], check=True)
     return venv, model
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """A block that one process of this machine installs in."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "installing").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 PARAMS = ["replay", pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(1200)])]

@@ -41,7 +41,7 @@ REMEDIES = {
     403: f"it gives no tokens: {START} --enable-scale-out",
     404: "it has no /inference/v1/generate: rollq needs vLLM 0.32 or newer",
 }
-"""What to do about a status that blames no request."""
+"""The meaning of a status that blames no request, with its remedy."""
 RAW = (
     "its logprobs are those before temperature and top_p: "
     f"{START} --logprobs-mode processed_logprobs"

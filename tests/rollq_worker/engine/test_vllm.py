@@ -18,7 +18,7 @@ from rollq_worker.engine.client import EngineClient
 from rollq_worker.engine.http import EngineHttp
 from rollq_worker.engine.prompts import write_ids
 from rollq_worker.engine.replies import AdapterMissing, EngineUnavailable, RequestFailed
-from rollq_worker.engine.server import Asked
+from rollq_worker.engine.server import OneRequest
 from rollq_worker.engine.vllm.server import RAW, WATERMARK, VllmServer
 from rollq_worker.protocols import Adapter, Routing, SampleRequest
 from rollq_worker.remote.http_client import Response
@@ -31,7 +31,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def asked(ids: tuple[int, ...] = (5, 6), **options: Any) -> Asked:
+def one(ids: tuple[int, ...] = (5, 6), **options: Any) -> OneRequest:
     known = {name: options.pop(name) for name in ("adapter", "stop_ids") if name in options}
     request = SampleRequest(
         ids=array("I", ids),
@@ -41,7 +41,7 @@ def asked(ids: tuple[int, ...] = (5, 6), **options: Any) -> Asked:
         check=lambda: None,
         **options,
     )
-    return Asked(request=request, prompt=write_ids(request.ids), rid="r/g/0/1", **known)
+    return OneRequest(request=request, prompt=write_ids(request.ids), rid="r/g/0/1", **known)
 
 
 def reply(*ids: int, **choice: Any) -> dict[str, Any]:
@@ -60,12 +60,12 @@ def reply(*ids: int, **choice: Any) -> dict[str, Any]:
 
 
 def read(body: dict[str, Any]) -> Any:
-    return VllmServer(EngineHttp("http://127.0.0.1:1")).read(json.dumps(body).encode(), asked())
+    return VllmServer(EngineHttp("http://127.0.0.1:1")).read(json.dumps(body).encode(), one())
 
 
 def written(**options: Any) -> dict[str, Any]:
     server = VllmServer(EngineHttp("http://127.0.0.1:1"))
-    body: dict[str, Any] = json.loads(server.write(asked(**options)))
+    body: dict[str, Any] = json.loads(server.write(one(**options)))
     return body
 
 
@@ -191,7 +191,7 @@ def test_a_refusal_blames_who_is_to_blame(
     message = "no such parameter" if status == 400 else "The model `math@4` does not exist."
     body = json.dumps({"error": {"message": message}}).encode()
     server = VllmServer(EngineHttp("http://127.0.0.1:1"))
-    refusal = server.refusal(Response(status, body, ""), replace(asked(), adapter=adapter))
+    refusal = server.refusal(Response(status, body, ""), replace(one(), adapter=adapter))
     assert type(refusal) is error and why in str(refusal)
 
 
@@ -200,7 +200,7 @@ def test_a_worker_finds_out_that_it_is_vllm(connect: Callable[..., EngineClient]
         found = connect(engine)
         assert found.ready() and found.server.kind == "vLLM"
         assert (found.server.model(), found.server.weight_version()) == ("/m", "7")
-        generated = found.generate(asked().request)
+        generated = found.generate(one().request)
         assert len(generated.ids) == 9 and found.room(2) == 598
         assert [path for path, *_ in engine.requests if path == GENERATE] == [GENERATE]
 

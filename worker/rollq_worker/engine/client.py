@@ -34,7 +34,7 @@ from rollq_worker.engine.replies import (
     RequestFailed,
 )
 from rollq_worker.engine.served_policies import ServedPolicies
-from rollq_worker.engine.server import PAUSED, Asked, Server
+from rollq_worker.engine.server import PAUSED, OneRequest, Server
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.protocols import Adapter, Generated, SampleRequest
 from rollq_worker.remote.waiting import backoff, wait
@@ -329,7 +329,7 @@ class EngineClient:
         if adapter:
             self.policies.adapters.sent(adapter)
         try:
-            asked = Asked(
+            one = OneRequest(
                 request=request,
                 prompt=prompt,
                 # the engine's log names the job
@@ -338,7 +338,7 @@ class EngineClient:
                 vocabulary=self._shared.vocabulary.end,
                 adapter=adapter,
             )
-            return sample_once(self.server, self._http, asked, group=call.group)
+            return sample_once(self.server, self._http, one, group=call.group)
         except (ContextExceeded, AdapterMissing, JobFailure, EngineFailure):
             self._mark_up()  # the answer blames the request
             raise

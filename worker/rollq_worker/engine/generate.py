@@ -19,7 +19,7 @@ from rollq_worker.engine.replies import (
     EngineUnavailable,
     RequestFailed,
 )
-from rollq_worker.engine.server import Asked, Server
+from rollq_worker.engine.server import OneRequest, Server
 from rollq_worker.protocols import Generated, SampleRequest
 from rollq_worker.remote.http_client import ConnectFailed, NoResponse, ResponseTimeout
 
@@ -45,7 +45,7 @@ class OtherServer(Exception):
         )
 
 
-def sample_once(server: Server, http: EngineHttp, asked: Asked, *, group: str) -> Generated:
+def sample_once(server: Server, http: EngineHttp, one: OneRequest, *, group: str) -> Generated:
     """Sample after the request's ids.
 
     The versions of a reply that an adapter sampled are the adapter's: the engine reports those of
@@ -54,37 +54,39 @@ def sample_once(server: Server, http: EngineHttp, asked: Asked, *, group: str) -
     Raises WaitCut, ContextExceeded, AdapterMissing, and the errors of `Server.refusal` and
     `Server.read`.
     """
-    body = server.write(asked)
+    body = server.write(one)
     try:
         response = http.generate(
-            server.path, body, rid=asked.rid, key=asked.request.key, routing_key=group
+            server.path, body, rid=one.rid, key=one.request.key, routing_key=group
         )
     except WaitCut as e:
         if not e.hung:
             # a server may take seconds to notice that the connection has gone
-            server.abort(asked.rid)
+            server.abort(one.rid)
         raise
     except ConnectFailed as e:
         raise EngineUnavailable(str(e), unreachable=True) from e
     except ResponseTimeout as e:
-        server.abort(asked.rid)  # the engine may still be generating
+        server.abort(one.rid)  # the engine may still be generating
         raise RequestFailed(str(e)) from e
     except NoResponse as e:
         raise ConnectionLost(str(e)) from e
     if response.status != 200:
-        raise server.refusal(response, asked)
-    generated = server.read(response.body, asked)
-    if asked.adapter is None or not generated.ids:
+        raise server.refusal(response, one)
+    generated = server.read(response.body, one)
+    if one.adapter is None or not generated.ids:
         return generated
-    span = VersionSpan(asked.adapter.version, 0, len(generated.ids))
+    span = VersionSpan(one.adapter.version, 0, len(generated.ids))
     return replace(generated, versions=(span,))
 
 
-def _one_token(ids: Sequence[int]) -> Asked:
+def _one_token(ids: Sequence[int]) -> OneRequest:
     request = SampleRequest(
         ids=array("I", ids), sampling={}, max_new_tokens=1, key=PROBE, check=lambda: None
     )
-    return Asked(request=request, prompt=write_ids(request.ids), rid=f"{PROBE}/{uuid.uuid4().hex}")
+    return OneRequest(
+        request=request, prompt=write_ids(request.ids), rid=f"{PROBE}/{uuid.uuid4().hex}"
+    )
 
 
 def cached_prompts(server: Server, http: EngineHttp, ids: Sequence[int]) -> list[int]:
@@ -95,11 +97,11 @@ def cached_prompts(server: Server, http: EngineHttp, ids: Sequence[int]) -> list
     cached: list[int] = []
     for _ in range(6):
         # of so many, two engines that take turns or draw lots serve some each nearly always
-        asked = _one_token(ids)
-        body = server.write(asked)
+        one = _one_token(ids)
+        body = server.write(one)
         response = http.post(server.path, body, timeout_s=PROBE_TIMEOUT_S, headers=group)
         try:
-            cached.append(server.read(response.body, asked).cached_tokens)
+            cached.append(server.read(response.body, one).cached_tokens)
         except (EngineUnavailable, RequestFailed, JobFailure) as e:
             raise NoResponse(str(e)) from e
     return cached
@@ -112,19 +114,19 @@ def probe(server: Server, http: EngineHttp, ids: Sequence[int]) -> str:
     may be one.
     """
     for tries in range(1, PROBES + 1):
-        asked = _one_token(ids)
+        one = _one_token(ids)
         try:
-            response = http.post(server.path, server.write(asked), timeout_s=PROBE_TIMEOUT_S)
+            response = http.post(server.path, server.write(one), timeout_s=PROBE_TIMEOUT_S)
         except NoResponse as e:
             if isinstance(e, ResponseTimeout):
-                server.abort(asked.rid)
+                server.abort(one.rid)
             return str(e)
         if response.status != 200:
             if server.is_of_another(response.status):
                 raise OtherServer(server.path, f"answers {response.status}")
-            return str(server.refusal(response, asked))
+            return str(server.refusal(response, one))
         try:
-            server.read(response.body, asked)
+            server.read(response.body, one)
         except (EngineUnavailable, EngineAborted, JobFailure) as e:
             return str(e)
         except RequestFailed as e:

@@ -1,5 +1,5 @@
 """One kind of server, as the rest of `engine` sees it: its form of a request and of a reply, and
-everything else that it is asked. `sglang` and `vllm` implement it.
+everything else that it is one. `sglang` and `vllm` implement it.
 
 It knows nothing of retries or of other engines.
 """
@@ -21,7 +21,7 @@ PAUSED = "it is paused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class OneRequest:
     """One request for a generation, of at most `request.max_new_tokens` tokens."""
 
     request: SampleRequest
@@ -44,15 +44,15 @@ class Server(Protocol):
     path: str
     """Where it is asked for a generation."""
 
-    def write(self, asked: Asked) -> bytes:
+    def write(self, one: OneRequest) -> bytes:
         """The body of the request. Raises JobFailure for a parameter that this kind lacks."""
         ...
 
-    def read(self, body: bytes, asked: Asked) -> Generated:
+    def read(self, body: bytes, one: OneRequest) -> Generated:
         """The body of a 200. Raises RequestFailed, and what the engine's own reason means."""
         ...
 
-    def refusal(self, response: Response, asked: Asked) -> Exception:
+    def refusal(self, response: Response, one: OneRequest) -> Exception:
         """The error that another status means: one of those of `replies.read_refusal`."""
         ...
 
@@ -80,7 +80,7 @@ class Server(Protocol):
 
     def abort(self, rid: str) -> bool:
         """Have the engine end this request with the tokens so far. False when it could not be
-        asked.
+        one.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""SGLang's form of everything that an engine is asked. Also that of its routers, which lack much of
+"""SGLang's form of everything that an engine is one. Also that of its routers, which lack much of
 it.
 
 The invariant: every question has a timeout. It knows nothing of jobs.
@@ -13,7 +13,7 @@ from rollq_worker.engine.limits import ContextLimits, read_limits
 from rollq_worker.engine.load import EngineLoad
 from rollq_worker.engine.prompts import write_ids
 from rollq_worker.engine.replies import json_of, read_refusal
-from rollq_worker.engine.server import PAUSED, Asked
+from rollq_worker.engine.server import PAUSED, OneRequest
 from rollq_worker.engine.sglang.load import PATH as LOADS
 from rollq_worker.engine.sglang.load import read_load
 from rollq_worker.engine.sglang.reply import read_reply
@@ -40,34 +40,34 @@ class SGLangServer:
     def __init__(self, http: EngineHttp) -> None:
         self._http = http
 
-    def write(self, asked: Asked) -> bytes:
-        request, prompt = asked.request, asked.prompt
+    def write(self, one: OneRequest) -> bytes:
+        request, prompt = one.request, one.prompt
         if request.images is not None:
             prompt = write_ids(collapsed(request.ids, request.images.token))
         return write_request(
             prompt,
             request.sampling,
-            stop_ids=asked.stop_ids,
+            stop_ids=one.stop_ids,
             max_new_tokens=request.max_new_tokens,
-            rid=asked.rid,
+            rid=one.rid,
             routing=request.routing,
             images=request.images,
-            adapter=asked.adapter,
+            adapter=one.adapter,
         )
 
-    def read(self, body: bytes, asked: Asked) -> Generated:
+    def read(self, body: bytes, one: OneRequest) -> Generated:
         return read_reply(
             body,
-            rid=asked.rid,
-            key=asked.request.key,
-            prompt=len(asked.request.ids),
-            max_new_tokens=asked.request.max_new_tokens,
-            vocabulary=asked.vocabulary,
-            routing=asked.request.routing,
+            rid=one.rid,
+            key=one.request.key,
+            prompt=len(one.request.ids),
+            max_new_tokens=one.request.max_new_tokens,
+            vocabulary=one.vocabulary,
+            routing=one.request.routing,
         )
 
-    def refusal(self, response: Response, asked: Asked) -> Exception:
-        return read_refusal(response, asked.request.key)
+    def refusal(self, response: Response, one: OneRequest) -> Exception:
+        return read_refusal(response, one.request.key)
 
     def is_of_another(self, status: int) -> bool:
         return status in (404, 405, 422, 501)  # no such path, or one with another body

@@ -22,7 +22,7 @@ from rollq_worker.engine.replies import (
     read_error,
     read_refusal,
 )
-from rollq_worker.engine.server import PAUSED, Asked
+from rollq_worker.engine.server import PAUSED, OneRequest
 from rollq_worker.engine.sglang.request import collapsed
 from rollq_worker.engine.vllm.reply import read_reply
 from rollq_worker.engine.vllm.request import write_request
@@ -63,8 +63,8 @@ class VllmServer:
         self._http = http
         self._objection: str | None = None
 
-    def write(self, asked: Asked) -> bytes:
-        request, prompt = asked.request, asked.prompt
+    def write(self, one: OneRequest) -> bytes:
+        request, prompt = one.request, one.prompt
         if request.routing is not None:
             raise JobFailure(f"{request.key}: routed experts are read from SGLang only")
         if request.images is not None:
@@ -72,29 +72,29 @@ class VllmServer:
         return write_request(
             prompt,
             request.sampling,
-            stop_ids=asked.stop_ids,
+            stop_ids=one.stop_ids,
             max_new_tokens=request.max_new_tokens,
-            rid=asked.rid,
+            rid=one.rid,
             images=request.images,
-            adapter=asked.adapter,
+            adapter=one.adapter,
         )
 
-    def read(self, body: bytes, asked: Asked) -> Generated:
+    def read(self, body: bytes, one: OneRequest) -> Generated:
         return read_reply(
             body,
-            rid=asked.rid,
-            prompt=len(asked.request.ids),
-            max_new_tokens=asked.request.max_new_tokens,
-            vocabulary=asked.vocabulary,
+            rid=one.rid,
+            prompt=len(one.request.ids),
+            max_new_tokens=one.request.max_new_tokens,
+            vocabulary=one.vocabulary,
         )
 
-    def refusal(self, response: Response, asked: Asked) -> Exception:
+    def refusal(self, response: Response, one: OneRequest) -> Exception:
         status = response.status
-        if status == 404 and asked.adapter is not None:
+        if status == 404 and one.adapter is not None:
             return AdapterMissing(f"the engine answered 404: {read_error(response.body)}")
         if status in REMEDIES:
             return EngineUnavailable(REMEDIES[status])
-        return read_refusal(response, asked.request.key)
+        return read_refusal(response, one.request.key)
 
     def is_of_another(self, status: int) -> bool:
         return False  # it has said that it is vLLM
@@ -112,7 +112,7 @@ class VllmServer:
         return "", False
 
     def objection(self) -> str:
-        """Asked once for each start of the server: `processed_logprobs` are what trainers need."""
+        """Found once for each start of the server: trainers need `processed_logprobs`."""
         if self._objection is None:
             try:
                 self._objection = self._find_objection()

@@ -1,5 +1,5 @@
 """One kind of server, as the rest of `engine` sees it: its form of a request and of a reply, and
-everything else that it is one. `sglang` and `vllm` implement it.
+everything else that it is asked. `sglang` and `vllm` implement it.
 
 It knows nothing of retries or of other engines.
 """

@@ -1,4 +1,4 @@
-"""SGLang's form of everything that an engine is one. Also that of its routers, which lack much of
+"""SGLang's form of everything that an engine is asked. Also that of its routers, which lack much of
 it.
 
 The invariant: every question has a timeout. It knows nothing of jobs.

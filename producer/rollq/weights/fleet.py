@@ -1,5 +1,4 @@
-"""New weights for a fleet of SGLang engines: pause, update with the version in the same call,
-verify, continue.
+"""New weights for a fleet of SGLang and vLLM engines: pause, update, verify, continue.
 
 Each engine goes its own way, and no engine waits for the others to pause: every token carries the
 version of the engine that sampled it, so engines may differ for a while. An engine continues as
@@ -22,13 +21,13 @@ from urllib.parse import urlsplit
 from rollq.errors import SettingsError, SyncError
 from rollq.job import NAME, served_adapter
 from rollq.urls import is_http, mask_url
+from rollq.weights.discovery import engines_at
 from rollq.weights.engine_control import (
     CONTROL_TIMEOUT_S,
     ControlFailure,
     PauseMode,
     Serving,
     UpdatingEngine,
-    engines_at,
 )
 
 T = TypeVar("T")
@@ -48,7 +47,7 @@ class EngineUpdate:
     url: str
     """As it was given."""
     server: str
-    """SGLang's version; empty when the engine does not say."""
+    """The version of SGLang, or of vLLM with its name; empty when the engine does not say."""
     loaded: bool
     """False: it had these weights already, and went on generating."""
     paused_s: float
@@ -58,12 +57,12 @@ class EngineUpdate:
 
 
 class Fleet:
-    """The engines at these addresses: SGLang servers, or smg routers that were started with
+    """The engines at these addresses: SGLang or vLLM servers, or smg routers that were started with
     `--enable-rl`.
 
     `api_key_file` holds the key that the engines ask for (the admin key, where they have one).
-    `pause` is the mode for servers with versions per token (SGLang 0.5.20 and newer); older ones
-    abort, and rollq's workers continue the turns. `update_timeout_s` limits one load and one
+    `pause` is the mode for servers with versions per token; SGLang before 0.5.20 has none, and
+    aborts: rollq's workers continue the turns. `update_timeout_s` limits one load and one
     checksum. Engines that hold the same weights as other tensors (other kernels, other GPUs) need
     `checksums=False`. Raises SettingsError.
     """
@@ -104,20 +103,20 @@ class Fleet:
     ) -> list[EngineUpdate]:
         """Load the weights in the folder `path`, as the engines see it, under the name `version`.
 
-        An engine that generates with this path and version is left alone. One that is paused is
-        loaded again, because its weights may be half written, and so is one that cannot say whether
-        it is paused. So the same call repairs what a failed one has left. Raises SyncError with the
-        engines that failed; the others continue.
+        An engine that generates with this path and version is left alone; vLLM names only its
+        version. One that is paused is loaded again, because its weights may be half written, and so
+        is one that cannot say whether it is paused. So the same call repairs what a failed one has
+        left. Raises SyncError with the engines that failed; the others continue.
         """
         folder = _folder(path)
-        wanted = Serving(_checked(version), folder, paused=False)
+        _checked(version)
 
         def one(engine: UpdatingEngine) -> EngineUpdate:
             serving = engine.inspect()
-            if serving != wanted:
+            if serving.paused is not False or not serving.holds(version, folder):
                 self._pause_one(engine, serving)
                 engine.load(folder, version, self._update_timeout_s)
-            return self._verified(engine, wanted, agreement)
+            return self._verified(engine, version, folder, agreement)
 
         engines, away = self._engines(report)
         agreement = _Agreement(engines)
@@ -136,7 +135,7 @@ class Fleet:
         served, folder = served_adapter(_checked_adapter(name), _checked(version)), _folder(path)
 
         def one(engine: UpdatingEngine) -> EngineUpdate:
-            engine.inspect()
+            engine.describe()
             loaded = served not in engine.adapters()
             if loaded:
                 try:
@@ -205,9 +204,7 @@ class Fleet:
 
         def one(engine: UpdatingEngine) -> EngineUpdate:
             engine.name_version(version)
-            return self._verified(
-                engine, Serving(version, engine.serving().path, paused=True), agreement
-            )
+            return self._verified(engine, version, engine.serving().path, agreement)
 
         _outcome(version, *_parallel(engines, one, agreement.leave), {})
 
@@ -268,14 +265,14 @@ class Fleet:
         engine.pause(self._pause, serving)
 
     def _verified(
-        self, engine: UpdatingEngine, wanted: Serving, agreement: "_Agreement"
+        self, engine: UpdatingEngine, version: str, path: str | None, agreement: "_Agreement"
     ) -> EngineUpdate:
         """The end of an update on one engine: see that it serves what it should, and let it
         generate.
         """
         engine.begin("verify")
         served = engine.serving()
-        if (served.version, served.path) != (wanted.version, wanted.path):
+        if not served.holds(version, path):
             raise ControlFailure(f"it serves version {served.version!r} from {served.path}")
         checksum = engine.checksum(self._update_timeout_s) if self._checksums else None
         if not agreement.reached(engine, checksum):

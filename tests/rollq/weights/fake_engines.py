@@ -55,8 +55,8 @@ class FakeEngine:
             return self.answers[path]
         if path == "/v1/models":
             return self.models()
-        own = getattr(self, path.removeprefix("/"), None)
-        return own(body) if own and path.count("/") == 1 else (404, {"detail": "Not Found"})
+        own = getattr(type(self), path.removeprefix("/"), None)
+        return own(self, body) if own and path.count("/") == 1 else (404, {"detail": "Not Found"})
 
     def server_info(self, body: Any) -> tuple[int, Any]:
         return 200, {"version": self.sglang, "tp_size": self.tp_size}

@@ -15,8 +15,8 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=engine_source,
         metavar="URL",
-        help="SGLang server; repeat the flag for several. file:PATH and redis:NAME are lists of "
-        "engines that may change (ROLLQ_ENGINE_URL, else http://127.0.0.1:30000)",
+        help="SGLang or vLLM server; repeat the flag for several. file:PATH and redis:NAME are "
+        "lists of engines that may change (ROLLQ_ENGINE_URL, else http://127.0.0.1:30000)",
     )
 
 

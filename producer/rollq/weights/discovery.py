@@ -1,0 +1,64 @@
+"""The engines at an address, and those behind routers."""
+
+import urllib.parse
+from collections.abc import Callable
+
+from rollq.errors import SyncError
+from rollq.urls import mask_url
+from rollq.weights.engine_control import (
+    CONTROL_TIMEOUT_S,
+    NOT_FOUND,
+    ControlConnection,
+    ControlFailure,
+    UpdatingEngine,
+)
+from rollq.weights.sglang import SGLangEngine
+from rollq.weights.vllm import VllmEngine
+
+ROUTER_TIMEOUT_S = 10.0
+"""Limit in seconds for a router's list of engines."""
+
+
+def engines_at(
+    url: str,
+    key: str | None,
+    on_step: Callable[[str, str], None] | None,
+    timeout_s: float = CONTROL_TIMEOUT_S,
+) -> list[UpdatingEngine]:
+    """The engine at this address, or those behind smg (`--enable-rl`) with smg's paths to them.
+    Raises ControlFailure.
+    """
+    direct = ControlConnection(url, key)
+    if direct.call("GET", "/model_info", timeout_s=timeout_s).status != NOT_FOUND:
+        return [SGLangEngine(mask_url(url), direct, on_step)]
+    listing = direct.call("GET", "/v1/rl/workers", timeout_s=timeout_s)
+    if not listing.ok or not isinstance(listing.body, dict):
+        if direct.call("GET", "/version", timeout_s=timeout_s).ok:
+            return [VllmEngine(mask_url(url), direct, on_step)]
+        raise ControlFailure(
+            "no engine here (/model_info: HTTP 404). Routers do not pass weight updates on: give "
+            "the engines' own addresses, or start smg with --enable-rl"
+        )
+    engines: list[UpdatingEngine] = []
+    for worker in listing.body.get("workers") or []:
+        worker_id = urllib.parse.quote(str(worker["id"]))
+        connection = ControlConnection(url, key, f"/v1/rl/workers/{worker_id}/engine")
+        engines.append(SGLangEngine(mask_url(str(worker["url"])), connection, on_step))
+    if not engines:
+        raise ControlFailure("this smg has no workers")
+    return engines
+
+
+def router_engines(url: str) -> list[str]:
+    """The addresses of the engines behind SGLang's router. Raises SyncError when it does not list
+    them.
+    """
+    try:
+        answer = ControlConnection(url, None).call("GET", "/workers", timeout_s=ROUTER_TIMEOUT_S)
+        if not answer.ok:
+            raise ControlFailure(answer.refusal())
+        return sorted(str(worker["url"]).rstrip("/") for worker in answer.body["workers"])
+    except (ControlFailure, KeyError, TypeError) as e:
+        raise SyncError(
+            f"{mask_url(url)}/workers does not list its engines: {type(e).__name__}: {e}"
+        ) from None

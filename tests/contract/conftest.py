@@ -265,7 +265,7 @@ def vllm(log: Path, *flags: str) -> Iterator[Server]:
             subprocess.run([venv / "bin" / "python", "-c", code], check=True)
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [str(scripts / "serve.sh"), str(venv), str(model), str(port), *flags]
-    with running(command, url, START_S, log) as process:
+    with running(command, url, START_S, log, "/health") as process:
         yield Server(url, load_tokenizer(str(model)), process)
 
 

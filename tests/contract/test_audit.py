@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rollq_worker.audit.comparison import rescale
+from rollq_worker.audit.detection import open_scorer
 from rollq_worker.audit.scorer import Scorer
 from tests.contract.conftest import Server
 
@@ -18,7 +19,7 @@ NOISE = 0.07
 
 @pytest.fixture
 def scorer(sglang_server: Server) -> Iterator[Scorer]:
-    scorer = Scorer(sglang_server.url)
+    scorer = open_scorer(sglang_server.url)
     yield scorer
     scorer.close()
 

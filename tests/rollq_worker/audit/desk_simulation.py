@@ -29,6 +29,7 @@ class DeskEngine:
     """A token's id says where its true logprob is, and by how much prefill is off."""
 
     max_tokens = 1 << 30
+    cuts = False
 
     def __init__(self, seed: int) -> None:
         self._draw = np.random.default_rng(seed)

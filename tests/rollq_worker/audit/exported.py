@@ -25,6 +25,8 @@ def true_logprob(ids: "array[int]", i: int) -> float:
 class FakeScorer:
     """Knows the true logprobs up to `noise`."""
 
+    cuts = False
+
     def __init__(
         self,
         *,

@@ -59,6 +59,7 @@ class SimulatedEngine:
     """
 
     max_tokens = 1 << 30
+    cuts = False
 
     def __init__(self, draw: Random, noise: Noise) -> None:
         self._draw, self._noise, self._true = draw, noise, array("d")

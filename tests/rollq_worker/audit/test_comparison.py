@@ -48,6 +48,27 @@ def test_other_weights_are_skipped_and_too_many_of_them_are_too_many() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("sampling", "skipped"),
+    [
+        ({"top_p": 0.9}, 8),
+        ({"top_k": 20, "temperature": 0.7}, 8),
+        ({"min_p": 0.1}, 8),
+        ({"top_p": 0.9, "temperature": 0}, 0),
+        ({"top_p": 1, "top_k": -1, "min_p": 0}, 0),
+    ],
+)
+def test_a_cut_distribution_is_compared_on_engines_that_report_the_whole_one(
+    sampling: dict[str, Any], skipped: int
+) -> None:
+    scorer = FakeScorer()
+    assert audit(record(sampling=sampling), scorer=scorer)["skipped"] == 0
+    scorer.cuts = True
+    found = audit(record(sampling=sampling), scorer=scorer)
+    by_reason = {f"sampled with {next(iter(sampling))}": skipped} if skipped else {}
+    assert (found["skipped"], found["by_reason"]) == (skipped, by_reason)
+
+
 def test_each_token_is_scored_by_the_version_of_the_adapter_that_sampled_it() -> None:
     """The weights below it do not matter."""
     scorer = FakeScorer()

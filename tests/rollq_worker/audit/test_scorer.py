@@ -9,6 +9,7 @@ import pytest
 
 from rollq.errors import EngineFailure
 from rollq_worker.audit import scorer as scorer_module
+from rollq_worker.audit.detection import open_scorer
 from rollq_worker.audit.scorer import Scorer, ScoringRefused
 from rollq_worker.protocols import Adapter
 from tests.rollq_worker.audit.scoring_engine import decoded, sampled, scores, scoring_engine
@@ -37,7 +38,7 @@ def connect() -> Iterator[Connect]:
     scorers: list[Scorer] = []
 
     def make(engine: ScriptedEngine) -> Scorer:
-        scorers.append(Scorer(engine.url))
+        scorers.append(open_scorer(engine.url))
         return scorers[-1]
 
     yield make

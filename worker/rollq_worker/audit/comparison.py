@@ -152,7 +152,7 @@ class Auditor:
     def _can_sample(self, trajectory: ExportedTrajectory, turn: SampledTurn) -> bool:
         """True if the engine can sample this turn again under the same weights and conditions."""
         has_weights = trajectory.adapter or trajectory.versions[turn.begin] in self._versions
-        if not has_weights or trajectory.conditions[turn.begin].incomparable:
+        if not has_weights or self._obstacle(trajectory, turn.begin):
             return False
         if max(trajectory.tokens[turn.trace_start : turn.end]) >= self._vocabulary_end:
             return False
@@ -214,13 +214,18 @@ class Auditor:
                 result.skipped[f"refused: {e}"] += 1
         return scored
 
+    def _obstacle(self, trajectory: ExportedTrajectory, position: int) -> str:
+        """The parameter, or images, by which this engine cannot score the token; "" without one."""
+        conditions = trajectory.conditions[position]
+        return conditions.incomparable or (conditions.cut if self._scorer.cuts else "")
+
     def _positions(
         self, trajectory: ExportedTrajectory, start: int, end: int, result: ComparisonResult
     ) -> list[int]:
         """Positions of a trace's sampled tokens that this engine can score."""
         positions = []
         for i in compress(range(start, end), trajectory.mask[start:end]):
-            if parameter := trajectory.conditions[i].incomparable:
+            if parameter := self._obstacle(trajectory, i):
                 result.skipped[f"sampled with {parameter}"] += 1
             elif not trajectory.adapter and trajectory.versions[i] not in self._versions:
                 result.skipped[WEIGHTS] += 1

@@ -38,6 +38,8 @@ CHANGES_LOGPROBS: Mapping[str, Json] = {
 """Sampling parameters that change the logprobs of sampled tokens but not of scored ones, with the
 values that have no effect.
 """
+CUTS: Mapping[str, Json] = {"top_p": 1, "top_k": -1, "min_p": 0}
+"""The same for parameters that change them on some engines."""
 
 
 class Piece(NamedTuple):
@@ -57,6 +59,8 @@ class Conditions(NamedTuple):
     """
     incomparable: str
     """The obstacle to a comparison, images or a sampling parameter. Empty without one."""
+    cut: str
+    """The parameter that cuts the distribution. Empty without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,13 +136,19 @@ class ExportedTrajectory:
 
     def _conditions(self, sampling: Mapping[str, Json]) -> Conditions:
         temperature = float(sampling.get("temperature", 1.0))
-        obstacles = ["images"] if self.images else []
-        for name, neutral in CHANGES_LOGPROBS.items():
-            value = sampling.get(name)
-            if value and value != neutral:
-                obstacles.append(name)
-        incomparable = obstacles[0] if obstacles else ""
-        return Conditions(temperature if temperature > 1e-6 else 1.0, incomparable)
+        incomparable = "images" if self.images else _first_set(sampling, CHANGES_LOGPROBS)
+        if temperature <= 1e-6:
+            return Conditions(1.0, incomparable, "")
+        return Conditions(temperature, incomparable, _first_set(sampling, CUTS))
+
+
+def _first_set(sampling: Mapping[str, Json], neutral: Mapping[str, Json]) -> str:
+    """The first of those parameters that has an effect, or ""."""
+    for name, without_effect in neutral.items():
+        value = sampling.get(name)
+        if value and value != without_effect:
+            return name
+    return ""
 
 
 def read(path: Path) -> Iterator[ExportedTrajectory]:

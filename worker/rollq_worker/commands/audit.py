@@ -101,12 +101,12 @@ def run(args: argparse.Namespace) -> int:
         return offline_audit.run(args)
     with needs("worker"):
         from rollq_worker.audit.comparison import Auditor
-        from rollq_worker.audit.scorer import Scorer
+        from rollq_worker.audit.detection import open_scorer
     # On a terminal the rows themselves show the progress.
     rows_show = not args.json and sys.stdout.isatty()
     with open_progress(io.StringIO() if rows_show else sys.stderr) as progress:
         contents = _read(args.file, progress)
-        scorer = Scorer(args.engine or _engine_url(args))
+        scorer = open_scorer(args.engine or _engine_url(args))
         try:
             auditor = Auditor(
                 scorer, _versions(args, scorer), _vocabulary_end(args, scorer, contents)

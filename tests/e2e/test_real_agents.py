@@ -13,7 +13,7 @@ from rollq.export.record import record
 from rollq_worker.agents import known_agents
 from rollq_worker.environments import files
 from tests.conftest import REPO
-from tests.e2e.stack import Stack
+from tests.e2e.stack import Stack, stop
 from tests.e2e.test_agents import check_traces, requests_by_job
 from tests.processes import alive
 from tests.recorder import recording
@@ -97,21 +97,27 @@ def coding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def job_of(coding: Path, agent: str) -> Job:
+    return Job(
+        env=files.add_file(str(coding)),
+        split=agent,
+        task=0,
+        agent=known_agents.add_file(str(REPO / f"examples/agents/{agent}.sh")),
+        budget=Budget(max_turns=20, max_tokens=400_000, max_new_tokens=4000),
+    )
+
+
 @pytest.mark.parametrize("agent", ["claude_code", "codex"])
 def test_another_worker_goes_on(stack: Stack, coding: Path, agent: str) -> None:
     """With Claude Code at the same token. Codex starts afresh, because it numbers what it gives
     back at random.
     """
-    env, program = (
-        files.add_file(str(coding)),
-        known_agents.add_file(str(REPO / f"examples/agents/{agent}.sh")),
-    )
-    budget = Budget(max_turns=20, max_tokens=400_000, max_new_tokens=4000)
+    job = job_of(coding, agent)
     stack.engine("--env", str(coding), "--latency", "1", "--mistakes", "0")
     with recording(stack.engine_url, stack.folder / "calls.jsonl") as proxy:
         first = stack.worker(2, engine_url=proxy.url)
         with Client(stack.redis_url, run="r") as client:
-            client.submit([Job(env=env, split=agent, task=0, agent=program, budget=budget)])
+            client.submit([job])
             client.seal()
             stack.wait(lambda: len(proxy.calls()) == 3, 150, "some turns")
             started = started_by(first.pid)
@@ -135,3 +141,27 @@ def test_another_worker_goes_on(stack: Stack, coding: Path, agent: str) -> None:
         assert (stats["resumed"], stats["failures"]) == (0, {"worker": 1})
     played = {tuple(sent): (sent, said) for sent, said in calls[-TURNS:]}
     check_traces(line, [*played.values()])
+
+
+@pytest.mark.parametrize("agent", ["claude_code", "codex"])
+def test_three_workers_that_stop_cost_nothing(stack: Stack, coding: Path, agent: str) -> None:
+    job = job_of(coding, agent)
+    stack.engine("--env", str(coding), "--latency", "1", "--mistakes", "0")
+    with (
+        recording(stack.engine_url, stack.folder / "calls.jsonl") as proxy,
+        Client(stack.redis_url, run="r") as client,
+    ):
+        client.submit([job])
+        client.seal()
+        for _ in range(3):
+            worker, before = stack.worker(2, engine_url=proxy.url), len(proxy.calls())
+            stack.wait(lambda: len(proxy.calls()) >= before + 2, 150, "some turns")  # noqa: B023
+            stop(worker)
+        last = stack.worker(2, engine_url=proxy.url)
+        [batch] = client.batches(groups=1, timeout=150)
+        [line] = map(record, batch.trajectories)
+        batch.ack()
+        stats = client.stats()
+    until(lambda: not started_by(last.pid))
+    assert (line["reward"], line["turns"], line["stop"]) == (1.0, TURNS, "done")
+    assert (stats["done"], stats["dead"], stats["failures"]) == (1, 0, {})

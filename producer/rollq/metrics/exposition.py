@@ -43,10 +43,11 @@ class Exposition(Collector):
         registry.register(self)
         try:
             server, _ = start_http_server(port, addr=host, registry=registry)
-        except OSError as e:
+        except (OSError, OverflowError) as e:  # the latter: a port beyond 65535
+            why = getattr(e, "strerror", None) or e
             raise SettingsError(
-                f"metrics cannot be served at {host}:{port}: {e.strerror or e}: choose another "
-                "port (each process needs its own)"
+                f"metrics cannot be served at {host}:{port}: {why}: choose another port (each "
+                "process needs its own)"
             ) from e
         shown = f"[{host}]" if ":" in host else host
         return f"http://{shown}:{server.server_port}{PATH}"

@@ -61,3 +61,8 @@ def test_a_port_that_is_in_use_is_refused() -> None:
         SettingsError, match=f"127.0.0.1:{port}: .*in use.*each process needs its own"
     ):
         Exposition().serve("127.0.0.1", port)
+
+
+def test_a_port_that_there_is_not_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"127.0.0.1:65536: .*0-65535"):
+        Exposition().serve("127.0.0.1", 65536)

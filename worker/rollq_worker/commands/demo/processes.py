@@ -125,9 +125,9 @@ class DemoProcesses:
 def _await(child: Child, ready: re.Pattern[str]) -> re.Match[str]:
     """The words of a process that is ready. Raises RollqError when it does not start."""
     deadline = time.monotonic() + START_S
-    while not (found := ready.search(child.tail())):
+    while not (match := ready.search(child.tail())):
         if child.exit_code is not None or time.monotonic() > deadline:
             child.stop()
             raise RollqError(child.how_it_ended())
         time.sleep(0.02)
-    return found
+    return match

@@ -144,8 +144,8 @@ class _Watch:
             time.sleep(0.05)
             stacks = (self._folder / STACK).read_text(errors="replace")
             own = re.search(rf"hread 0x0*{thread:x} .*\n((?:  .*\n)*)", stacks)
-            found = re.findall(r'File "(.*)", line (\d+)', own[1] if own else "")
-            frames = [(file, int(line)) for file, line in reversed(found)]
+            lines = re.findall(r'File "(.*)", line (\d+)', own[1] if own else "")
+            frames = [(file, int(line)) for file, line in reversed(lines)]
         return authors_line(frames)
 
     def _how_it_ended(self) -> str:

@@ -25,9 +25,9 @@ from rollq.trajectory import Trajectory
 
 def replay(
     trajectories: Sequence[Trajectory], engine: str, slots: int, stop_ids: Sequence[int]
-) -> list[Turn]:
-    """The turns as the client saw them. The trajectories have one trace each. Raises
-    aiohttp.ClientError.
+) -> list[list[Turn]]:
+    """The turns of each episode as the client saw them. The trajectories have one trace each.
+    Raises aiohttp.ClientError.
     """
     return asyncio.run(
         _replay(sorted(trajectories, key=lambda one: one.header.at), engine, slots, stop_ids)
@@ -36,27 +36,28 @@ def replay(
 
 async def _replay(
     trajectories: Sequence[Trajectory], engine: str, slots: int, stop_ids: Sequence[int]
-) -> list[Turn]:
-    todo, turns = iter(trajectories), []
+) -> list[list[Turn]]:
+    todo, episodes = iter(trajectories), list[list[Turn]]()
     limits = aiohttp.TCPConnector(
         limit=0, keepalive_timeout=2.0
     )  # shorter than the 5 s after which a server hangs up
     timeout = aiohttp.ClientTimeout(total=1800)
     async with aiohttp.ClientSession(connector=limits, timeout=timeout) as session:
-        slot = partial(_slot, session, f"{engine}/generate", todo, turns, stop_ids)
+        slot = partial(_slot, session, f"{engine}/generate", todo, episodes, stop_ids)
         await asyncio.gather(*(slot() for _ in range(slots)))
-    return turns
+    return episodes
 
 
 async def _slot(
     session: aiohttp.ClientSession,
     url: str,
     todo: Iterator[Trajectory],
-    turns: list[Turn],
+    episodes: list[list[Turn]],
     stop_ids: Sequence[int],
 ) -> None:
     for trajectory in todo:
-        job, history = trajectory.job, array("I")
+        job, history, turns = trajectory.job, array("I"), list[Turn]()
+        episodes.append(turns)
         limits = {"max_new_tokens": job.budget.max_new_tokens, "stop_token_ids": stop_ids}
         sampling = {**job.sampling, **limits, "skip_special_tokens": False}
         for event in trajectory.spans:

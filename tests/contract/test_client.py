@@ -14,6 +14,7 @@ import pytest
 from rollq.errors import JobFailure
 from rollq.events import Finish
 from rollq_worker.engine.client import EngineClient
+from rollq_worker.engine.limits import ContextLimits
 from rollq_worker.protocols import Generated
 from tests.contract.background_requests import BackgroundRequests
 from tests.contract.conftest import Server
@@ -108,7 +109,7 @@ def test_an_unknown_context_is_learnt_from_the_refusal(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = client.server.get("/server_info").json()["context_length"]
-    monkeypatch.setattr(client.engine._limits, "_get", lambda path: None)  # as behind a router
+    monkeypatch.setattr(client.engine._limits, "_ask", ContextLimits)  # as behind a router
     assert client.engine.room(1) > context
     got = client.generate(array("I", [client.prompt[1]] * (context - 1)), max_new_tokens=50)
     assert (got.finish, len(got.ids)) == (Finish.LENGTH, 0)

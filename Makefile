@@ -196,7 +196,7 @@ $(VENV)/tau/.done: | $(VENV)/.test
 	  addict deepdiff docstring-parser loguru python-dotenv toml
 	@touch $@
 
-$(VENV)/.browser: pyproject.toml | $(VENV)/.test
+$(VENV)/.browser: pyproject.toml | $(VENV)/.packages
 	@echo "Installing what drives a browser (50 MB) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --group browser
 	@touch $@

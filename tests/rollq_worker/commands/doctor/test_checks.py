@@ -68,7 +68,7 @@ def test_an_engine_that_generates_nothing(engine: ScriptedEngine, tokenizer: Tok
     assert level == "fail" and "generated nothing: the engine answered 500" in says
     engine.paths["/ready"] = (503, b"")
     level, says = check(engine, tokenizer)
-    assert level == "fail" and "/ready answers 503" in says
+    assert level == "fail" and "it is paused" in says
 
 
 def test_a_list_of_engines(

@@ -173,11 +173,14 @@ class TraceTree:
             if role == "tool":
                 together.sort(key=lambda result: ids.index(result["tool_call_id"]))
             for message in together:
+                digest = longer(digests[-1], message)
                 if role == "assistant":
-                    message = self._as_sampled(digests[-1], message)
+                    if digest not in self._turns:
+                        message = self._as_sampled(digests[-1], message)
+                        digest = longer(digests[-1], message)
                     ids = [call["id"] for call in message.get("tool_calls", ())]
                 messages.append(message)
-                digests.append(longer(digests[-1], message))
+                digests.append(digest)
         return replace(request, messages=messages, digests=digests)
 
     def _as_sampled(self, before: bytes, message: Message) -> Message:

@@ -49,7 +49,7 @@ NAIVE = "tau2_2025:retail"
 SIZE = 2
 """Number of samples of each task."""
 LOOPS = {"loop": "episode_loop.py", "bare": "bare_loop.py"}
-OF_BARE = {"retail": 1.75, "airline": 2.25}
+OF_BARE = {"retail": 1.6, "airline": 2.25}
 """Target: CPU of the worker, over that of the bare loop, by the end of the environment's name.
 Airline's episodes are half as long, so what a job costs counts twice.
 """

@@ -34,6 +34,7 @@ TOKENIZED = frozenset(
     f"bench_{name}"
     for name in (
         "turn",
+        "peers",
         "worker",
         "crowd",
         "processes",
@@ -46,6 +47,7 @@ TOKENIZED = frozenset(
 """Benchmarks that take --tokenizer."""
 OTHERS = (
     *(
+        "bench_peers",
         "bench_worker",
         "bench_crowd",
         "bench_processes",

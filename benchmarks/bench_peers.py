@@ -176,6 +176,7 @@ class Peer:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                cwd=folder,  # Agent Lightning writes logs where it is
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, PATHS))},
             )
         self._read()

@@ -15,6 +15,7 @@ the servers that answer, Redis and the producer are not counted. All rewards mus
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -133,9 +134,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def named(text: str) -> tuple[str, str]:
     name, _, python = text.partition("=")
-    if name not in SCRIPTS or not python:
+    found = shutil.which(python)
+    if name not in SCRIPTS or not found:
         raise argparse.ArgumentTypeError(f"expected NAME=PYTHON, with one of {', '.join(SCRIPTS)}")
-    return name, python
+    return name, os.path.abspath(found)  # a link into an environment stays one
 
 
 def chat_url(processes: Processes) -> str:

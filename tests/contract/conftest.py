@@ -30,6 +30,7 @@ from tests.contract.gated_engine import Gate
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rollq"
 START_S = 400
+VLLM_VENV = Path(os.environ.get("ROLLQ_VLLM_VENV", CACHE / "vllm"))
 WIDE_HEADS = """
 import runpy, sys, transformers
 real = transformers.Qwen2Config
@@ -247,7 +248,8 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if url := os.environ.get("ROLLQ_TEST_VLLM_URL"):
         yield Server(url.rstrip("/"), load_tokenizer(os.environ["ROLLQ_TEST_TOKENIZER"]))
         return
-    with vllm(tmp_path_factory.mktemp("vllm") / "log") as server:
+    lora = "--enable-lora --max-lora-rank 8 --max-loras 2".split()
+    with vllm(tmp_path_factory.mktemp("vllm") / "log", *lora) as server:
         yield server
 
 
@@ -255,16 +257,15 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def vllm(log: Path, *flags: str) -> Iterator[Server]:
     """The real vLLM server, with a tiny model whose heads are as wide as it wants them."""
     scripts = server_scripts("vllm_cpu", "ROLLQ_TEST_VLLM_URL")
-    venv = Path(os.environ.get("ROLLQ_VLLM_VENV", CACHE / "vllm"))
     model = CACHE / "tiny-vllm"
     with one_at_a_time():
-        subprocess.run([scripts / "install.sh", venv], check=True)
+        subprocess.run([scripts / "install.sh", VLLM_VENV], check=True)
         if not (model / "config.json").exists():
             tiny = scripts.parent / "sglang_cpu" / "tiny_model.py"
             code = WIDE_HEADS.format(script=str(tiny), arguments=[str(model), "--steps", "0"])
-            subprocess.run([venv / "bin" / "python", "-c", code], check=True)
+            subprocess.run([VLLM_VENV / "bin" / "python", "-c", code], check=True)
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [str(scripts / "serve.sh"), str(venv), str(model), str(port), *flags]
+    command = [str(scripts / "serve.sh"), str(VLLM_VENV), str(model), str(port), *flags]
     with running(command, url, START_S, log, "/health") as process:
         yield Server(url, load_tokenizer(str(model)), process)
 

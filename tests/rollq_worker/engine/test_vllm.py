@@ -5,6 +5,7 @@ the real server.
 import json
 from array import array
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,10 +20,11 @@ from rollq_worker.engine.http import EngineHttp
 from rollq_worker.engine.prompts import write_ids
 from rollq_worker.engine.replies import AdapterMissing, EngineUnavailable, RequestFailed
 from rollq_worker.engine.server import OneRequest
-from rollq_worker.engine.vllm.server import RAW, WATERMARK, VllmServer
+from rollq_worker.engine.vllm.server import RAW, REMEDIES, WATERMARK, VllmServer
 from rollq_worker.protocols import Adapter, Routing, SampleRequest
 from rollq_worker.remote.http_client import Response
-from tests.rollq_worker.engine.engine_servers import ScriptedEngine, scripted_engine
+from tests.rollq_worker.engine.engine_servers import ScriptedEngine, good_reply, scripted_engine
+from tests.waiting import until
 
 GENERATE = "/inference/v1/generate"
 CONFIG: dict[str, Any] = {
@@ -70,7 +72,7 @@ def written(**options: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def vllm(config: dict[str, Any] | None = CONFIG) -> Iterator[ScriptedEngine]:
+def vllm(config: dict[str, Any] | None = CONFIG, port: int = 0) -> Iterator[ScriptedEngine]:
     """A server that says that it is vLLM; without `config`, not in development mode."""
     paths: dict[str, Any] = {
         "version": (200, {"version": "0.32.0"}),
@@ -81,7 +83,7 @@ def vllm(config: dict[str, Any] | None = CONFIG) -> Iterator[ScriptedEngine]:
     if config is not None:
         paths["server_info?config_format=json"] = (200, {"vllm_config": config})
         paths["is_paused"] = (200, {"is_paused": False})
-    with scripted_engine(**paths) as engine:
+    with scripted_engine(port=port, **paths) as engine:
 
         def answer(body: dict[str, Any]) -> Any:
             named = {"request_id": f"generate-tokens-{body['request_id']}"}
@@ -130,7 +132,7 @@ def test_grammars(sampling: dict[str, Any], structured: dict[str, Any]) -> None:
 
 
 def test_what_vllm_lacks_is_refused_by_name() -> None:
-    with pytest.raises(JobFailure, match="stop_regex is SGLang's alone"):
+    with pytest.raises(JobFailure, match="r/g/0: stop_regex is SGLang's alone"):
         written(sampling={"stop_regex": "a"})
     with pytest.raises(JobFailure, match="r/g/0: routed experts are read from SGLang only"):
         written(routing=Routing(start=0, shape=ExpertShape(layers=1, top_k=1, experts=4)))
@@ -146,6 +148,8 @@ def test_a_reply() -> None:
     generated = read(reply(3, 4, weight_versions=spans, finish_reason="length"))
     assert (generated.ids.tolist(), generated.finish) == ([3, 4], Finish.LENGTH)
     assert generated.versions == (VersionSpan("7", 0, 1), VersionSpan("8", 1, 2))
+    for usage in (5, {"prompt_tokens_details": [1]}):
+        assert read({**reply(3), "usage": usage}).cached_tokens == 0
     aborted = read(reply(finish_reason="abort", logprobs=None))
     assert (len(aborted.ids), aborted.finish) == (0, Finish.ABORT)
 
@@ -181,6 +185,7 @@ def test_a_reply_that_is_none(body: dict[str, Any], why: str) -> None:
         (403, None, EngineUnavailable, "start vLLM with --enable-scale-out"),
         (404, None, EngineUnavailable, "vLLM 0.32 or newer"),
         (404, Adapter("math", "4"), AdapterMissing, "does not exist"),
+        (404, Adapter("none", "4"), EngineUnavailable, "vLLM 0.32 or newer"),
         (400, None, JobFailure, "r/g/0: the engine answered 400: no such"),
         (503, None, EngineUnavailable, "503"),
     ],
@@ -190,6 +195,8 @@ def test_a_refusal_blames_who_is_to_blame(
 ) -> None:
     message = "no such parameter" if status == 400 else "The model `math@4` does not exist."
     body = json.dumps({"error": {"message": message}}).encode()
+    if adapter and adapter.name == "none":
+        body = b'{"detail": "Not Found"}'
     server = VllmServer(EngineHttp("http://127.0.0.1:1"))
     refusal = server.refusal(Response(status, body, ""), replace(one(), adapter=adapter))
     assert type(refusal) is error and why in str(refusal)
@@ -220,21 +227,104 @@ def test_tokens_that_cannot_be_trained_on_are_not_sampled(
         assert not engine.bodies(GENERATE)
 
 
+def test_a_server_that_restarts_behind_a_proxy_is_asked_again(
+    connect: Callable[..., EngineClient],
+) -> None:
+    raw = {**CONFIG, "model_config": {"logprobs_mode": "raw_logprobs"}}
+    with vllm(raw) as engine:
+        client = connect(engine)
+        assert client.why_not_ready() == RAW
+        engine.paths["/server_info?config_format=json"] = (500, b"")
+        assert "not known which logprobs" in client.why_not_ready()
+        engine.paths["/server_info?config_format=json"] = (200, {"vllm_config": CONFIG})
+        assert client.why_not_ready() == ""
+
+
+def test_a_reply_of_a_server_that_came_back_with_raw_logprobs_is_not_kept(
+    connect: Callable[..., EngineClient],
+) -> None:
+    path = "/server_info?config_format=json"
+    with vllm() as engine:
+        client = connect(engine)
+        assert client.ready()
+    waiting = ThreadPoolExecutor(1).submit(client.generate, one().request)
+    until(lambda: not client.available)
+    raw = {"vllm_config": {"model_config": {"logprobs_mode": "raw_logprobs"}}}
+    # it answers requests before it is asked for anything else
+    with vllm(port=engine.port) as engine:
+        engine.paths[path] = (200, raw)
+        until(lambda: any(at == path for at, *_ in engine.requests))
+        assert not waiting.done()
+        engine.paths[path] = (200, {"vllm_config": CONFIG})
+        waiting.result(60)
+
+
+@pytest.mark.parametrize("first", ["vLLM", "SGLang"])
+def test_a_server_of_the_other_kind_at_the_same_address(
+    connect: Callable[..., EngineClient], first: str
+) -> None:
+    missing = (404, {"detail": "Not Found"})
+    with vllm() as engine:
+        of_vllm, version = engine.then, engine.paths["/version"]
+
+        def answer(body: dict[str, Any]) -> Any:
+            kind = "vLLM" if "token_ids" in body else "SGLang"
+            if kind != now:
+                return missing
+            return of_vllm(body) if kind == "vLLM" else good_reply(body)  # type: ignore[operator]
+
+        engine.then = answer
+        client = connect(engine)
+        for now in (first, "SGLang" if first == "vLLM" else "vLLM", first):
+            engine.paths["/version"] = version if now == "vLLM" else missing
+            assert client.generate(one().request).ids and client.server.kind == now
+
+
+def test_a_proxy_without_a_server_does_not_say_which_kind_is_behind_it(
+    connect: Callable[..., EngineClient],
+) -> None:
+    with vllm() as engine:
+        version, engine.paths["/version"] = engine.paths["/version"], (502, b"")
+        client = connect(engine)
+        assert client.server.kind == "SGLang"
+        engine.paths["/version"] = version
+        assert client.server.kind == "vLLM"
+
+
+def test_a_key_that_is_wanted_in_mid_run_costs_the_job_nothing(
+    connect: Callable[..., EngineClient],
+) -> None:
+    with vllm() as engine:
+        client = connect(engine)
+        engine.answers += [(401, {"error": "Unauthorized"}), (403, {"error": "Forbidden"})] * 10
+        assert len(client.generate(one().request).ids) == 9
+
+
 @pytest.mark.parametrize("processed", [True, False])
-def test_without_development_mode_two_temperatures_show_the_logprobs(
+def test_without_development_mode_a_token_without_rivals_shows_the_logprobs(
     connect: Callable[..., EngineClient], processed: bool
 ) -> None:
     with vllm(None) as engine:
 
         def answer(body: dict[str, Any]) -> Any:
-            temperature = body["sampling_params"].get("temperature", 1.0)
-            logprob = -1.0 * temperature if processed else -1.0
-            top = [{"token_id": 3, "logprob": logprob}]
-            entry = {"token_id": 3, "logprob": logprob, "top_logprobs": top}
+            params = body["sampling_params"]
+            if params.get("temperature", 1.0) > 2.0:  # as vLLM 0.32
+                return 400, {"error": {"message": "temperature must be in [0, 2]"}}
+            logprob = 0.0 if processed and params.get("top_k") == 1 else -1.0
+            entry = {"token_id": 3, "logprob": logprob, "top_logprobs": []}
             return 200, reply(3, logprobs={"content": [entry]})
 
         engine.then = answer
         assert connect(engine).why_not_ready() == ("" if processed else RAW)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_without_development_mode_a_server_that_gives_no_tokens_is_named(
+    connect: Callable[..., EngineClient], status: int
+) -> None:
+    with vllm(None) as engine:
+        engine.then = (status, {"detail": "Not Found"})
+        assert REMEDIES[status] in connect(engine).why_not_ready()
 
 
 def test_a_paused_server_is_waited_for(connect: Callable[..., EngineClient]) -> None:

@@ -200,8 +200,8 @@ class EngineClient:
         """False if the request must be sent again. Raises JobFailure if a router drops parameters
         of the job.
         """
-        if self.vocabulary.differs():
-            return False  # another engine came back, and these ids are not ours
+        if self.vocabulary.differs() or self.server.objection():
+            return False  # another engine came back, and these ids or logprobs are of no use
         dropped = self._limits.dropped(call.request.sampling)
         if dropped:
             raise JobFailure(
@@ -222,6 +222,8 @@ class EngineClient:
     def why_not_ready(self) -> str:
         """The same; why it takes none, or ""."""
         reason, unreachable = self.server.why_not_ready(hung=self._hung)
+        if unreachable:
+            self._found.forget()
         self.paused = reason == PAUSED
         if not reason and self.vocabulary.differs():
             reason = OTHER_TOKENIZER
@@ -357,6 +359,8 @@ class EngineClient:
     def _unavailable(self, error: EngineUnavailable, call: Call) -> None:
         another = error.unreachable or error.foreign
         self._availability.mark_down(str(error), unreachable=another, refused=not error.unreachable)
+        if another:
+            self._found.forget()  # one of another kind refuses each request in this form
         if error.unreachable:
             self.policies.forget()
         call.unavailable += 1

@@ -1,6 +1,7 @@
 """The kind of the server at an address."""
 
 from rollq_worker.engine.http import EngineHttp
+from rollq_worker.engine.replies import json_of
 from rollq_worker.engine.server import Server
 from rollq_worker.engine.sglang.server import SGLangServer
 from rollq_worker.engine.vllm.server import VllmServer
@@ -20,7 +21,7 @@ class FoundServer:
 
     @property
     def now(self) -> Server:
-        """SGLang's routers do not say what they are, and one that is away says so to any
+        """SGLang and its routers do not say what they are, and one that is away says so to any
         question.
         """
         server = self._server
@@ -33,8 +34,7 @@ class FoundServer:
 
     def _found(self) -> Server:
         """Raises NoResponse."""
-        answer = self._http.get("/version", timeout_s=TIMEOUT_S)
-        reply = answer.json() if answer.status == 200 else None
+        reply = json_of("/version", self._http.get("/version", timeout_s=TIMEOUT_S))
         is_vllm = isinstance(reply, dict) and isinstance(reply.get("version"), str)
         return VllmServer(self._http) if is_vllm else SGLangServer(self._http)
 

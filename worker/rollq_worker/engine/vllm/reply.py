@@ -41,17 +41,13 @@ def read_reply(
         if finish is not Finish.ABORT:
             raise RequestFailed(f"no token was sampled, but the finish reason is {finish.value}")
         return nothing_sampled()
-    usage = reply.get("usage") or {}
-    _check_usage(usage, prompt)
     check_ids(ids, max_new_tokens, vocabulary)
-    details = usage.get("prompt_tokens_details") or {}
-    cached = details.get("cached_tokens")
     return Generated(
         ids=ids,
         logprobs=_logprobs(choice, ids),
         versions=tiled_versions(choice.get("weight_versions"), "default", len(ids)),
         finish=finish,
-        cached_tokens=cached if type(cached) is int and 0 <= cached <= prompt else 0,
+        cached_tokens=_cached_tokens(reply.get("usage"), prompt),
     )
 
 
@@ -65,13 +61,19 @@ def _parts(body: bytes) -> tuple[dict[str, Any], dict[str, Any], Finish, array[i
         raise RequestFailed(f"not a reply of vLLM ({type(e).__name__}: {e}): {clip(body)}") from e
 
 
-def _check_usage(usage: dict[str, Any], prompt: int) -> None:
+def _cached_tokens(usage: Any, prompt: int) -> int:
+    """Raises RequestFailed for a prompt of another length."""
+    if not isinstance(usage, dict):
+        return 0
     seen = usage.get("prompt_tokens", prompt)
     if seen != prompt:
         raise RequestFailed(
             f"the engine saw {clip(seen)} prompt tokens of {prompt} (does it truncate, or count an "
             "image's tokens otherwise?)"
         )
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return cached if type(cached) is int and 0 <= cached <= prompt else 0
 
 
 def _logprobs(choice: dict[str, Any], ids: array[int]) -> array[float]:

@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq.sampling import ANY_JSON
 from rollq_worker.engine.prompts import Prompt, as_json
@@ -34,7 +33,6 @@ def write_request(
     """The body of a request for at most `max_new_tokens` tokens after the prompt.
 
     `stop_ids` end it besides the job's own. With `images`, the prompt has one placeholder for each.
-    Raises JobFailure for a parameter that vLLM lacks.
     """
     own_stops = sampling.get("stop_token_ids") or ()
     # SGLang's ignore_eos passes over these, too
@@ -61,8 +59,6 @@ def write_request(
 def _renamed(sampling: Mapping[str, Json]) -> dict[str, Any]:
     params: dict[str, Any] = {}
     for name, value in sampling.items():
-        if name == "stop_regex":
-            raise JobFailure("sampling: stop_regex is SGLang's alone, and the engine is vLLM")
         if name == "json_schema":
             is_any = value == ANY_JSON
             params["structured_outputs"] = (

@@ -61,12 +61,15 @@ class VllmServer:
 
     def __init__(self, http: EngineHttp) -> None:
         self._http = http
-        self._objection: str | None = None
+        self._suits = False
+        """True once nothing spoke against its tokens."""
 
     def write(self, one: OneRequest) -> bytes:
         request, prompt = one.request, one.prompt
         if request.routing is not None:
             raise JobFailure(f"{request.key}: routed experts are read from SGLang only")
+        if "stop_regex" in request.sampling:
+            raise JobFailure(f"{request.key}: stop_regex is SGLang's alone, and the engine is vLLM")
         if request.images is not None:
             prompt = write_ids(collapsed(request.ids, request.images.token))
         return write_request(
@@ -89,11 +92,11 @@ class VllmServer:
         )
 
     def refusal(self, response: Response, one: OneRequest) -> Exception:
-        status = response.status
-        if status == 404 and one.adapter is not None:
-            return AdapterMissing(f"the engine answered 404: {read_error(response.body)}")
+        status, error = response.status, read_error(response.body)
+        if status == 404 and one.adapter is not None and "does not exist" in error:
+            return AdapterMissing(f"the engine answered 404: {error}")
         if status in REMEDIES:
-            return EngineUnavailable(REMEDIES[status])
+            return EngineUnavailable(REMEDIES[status], foreign=True)
         return read_refusal(response, one.request.key)
 
     def is_of_another(self, status: int) -> bool:
@@ -112,40 +115,40 @@ class VllmServer:
         return "", False
 
     def objection(self) -> str:
-        """Found once for each start of the server: trainers need `processed_logprobs`."""
-        if self._objection is None:
-            try:
-                self._objection = self._find_objection()
-            except NoResponse:
-                return ""
-        return self._objection
+        """Trainers need `processed_logprobs`. It is asked until it has them: a server behind a
+        proxy restarts unseen.
+        """
+        if self._suits:
+            return ""
+        try:
+            objection = self._find_objection()
+        except NoResponse as e:
+            return f"it is not known which logprobs it gives: {e}"
+        self._suits = not objection
+        return objection
 
     def _find_objection(self) -> str:
-        info = self._get_json("/server_info?config_format=json")
+        # the first answer takes seconds
+        info = self._get_json("/server_info?config_format=json", PROOF_TIMEOUT_S)
         config = info.get("vllm_config") if isinstance(info, dict) else None
         if not isinstance(config, dict):
-            return "" if self._logprobs_follow_temperature() else RAW
+            return "" if self._logprobs_follow_sampling() else RAW
         model: Mapping[str, Any] = config.get("model_config") or {}
         if model.get("logprobs_mode") != "processed_logprobs":
             return RAW
         return WATERMARK if config.get("watermark_config") else ""
 
-    def _logprobs_follow_temperature(self) -> bool:
-        """True if the logprob of the likeliest token grows where the temperature falls. Raises
-        NoResponse.
-        """
-        cold, warm = (self._likeliest(temperature) for temperature in (0.25, 4.0))
-        return cold > warm
-
-    def _likeliest(self, temperature: float) -> float:
-        """The logprob of the likeliest token after a fixed prompt."""
-        params = {"max_tokens": 1, "temperature": temperature, "logprobs": 1}
+    def _logprobs_follow_sampling(self) -> bool:
+        """True if a token that had no rival after `top_k` has the logprob 0. Raises NoResponse."""
+        params = {"max_tokens": 1, "top_k": 1, "logprobs": 0}
         body = json.dumps({"token_ids": [1], "sampling_params": params}).encode()
         response = self._http.post(self.path, body, timeout_s=PROOF_TIMEOUT_S)
+        if response.status in REMEDIES:
+            raise NoResponse(REMEDIES[response.status])
         reply = json_of(self.path, response)
         try:
             [entry] = reply["choices"][0]["logprobs"]["content"]  # type: ignore[index]
-            return max(float(one["logprob"]) for one in entry["top_logprobs"])
+            return bool(entry["logprob"] == 0.0)
         except (TypeError, LookupError, ValueError) as e:
             raise NoResponse(f"{self.path} gives no logprobs: {read_error(response.body)}") from e
 
@@ -214,5 +217,5 @@ class VllmServer:
         version = info.get("weight_version") if isinstance(info, dict) else None
         return version if isinstance(version, str) else None
 
-    def _get_json(self, path: str) -> Any:
-        return json_of(path, self._http.get(path, timeout_s=QUESTION_TIMEOUT_S))
+    def _get_json(self, path: str, timeout_s: float = QUESTION_TIMEOUT_S) -> Any:
+        return json_of(path, self._http.get(path, timeout_s=timeout_s))

@@ -89,6 +89,7 @@ class Running:
 def test_it_is_found_out_and_ready(client: EngineClient, vllm_server: Server) -> None:
     assert (client.server.kind, client.why_not_ready(), client.probe()) == ("vLLM", "", "")
     assert client.room(100) == 32768 - 100
+    assert client.server._logprobs_follow_sampling()  # type: ignore[attr-defined]
     assert client.vocabulary.shows_ids and not client.vocabulary.difference
 
 
@@ -197,6 +198,8 @@ def test_a_server_that_lacks_a_flag_is_named(
     with vllm(tmp_path_factory.mktemp("vllm") / "log", *flags) as server:
         engine = EngineClient(server.url, proof=VocabularyProof(server.tokenizer))
         assert why in (engine.why_not_ready() or engine.probe())
+        if why == RAW:  # also without development mode
+            assert not engine.server._logprobs_follow_sampling()  # type: ignore[attr-defined]
         engine.close()
 
 

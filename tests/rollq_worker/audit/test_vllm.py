@@ -146,9 +146,7 @@ def test_without_development_mode_its_version_is_unknown(
     engine: ScriptedEngine, connect: Connect
 ) -> None:
     del engine.paths["/weight_info"], engine.paths[INFO]
-    likeliest = [{"logprob": -0.1}], [{"logprob": -2.0}]
-    contents = [{"content": [{"top_logprobs": tops}]} for tops in likeliest]
-    engine.answers = [*(reply(logprobs=content) for content in contents), reply(rows=ROWS)]
+    engine.answers = [reply(logprobs={"content": [{"logprob": 0.0}]}), reply(rows=ROWS)]
     scorer = connect()
     assert scorer.version is None
     scorer.score(IDS, 1, likeliest=128)

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 LABEL = "rollq.sandbox"
 """The label of every container of a sandbox."""
 WORKER_LABEL = "rollq.worker"
-"""The label with the process that made it: machine, pid, and a word that no other process has."""
+"""The label with the process that made it: machine, namespace of pids, pid, and a word that no other
+process has.
+"""
 TIMEOUT_S = 60.0
 """Seconds in which the engine must answer, but for builds and commands."""
 CONNECTIONS = 256
@@ -63,7 +65,14 @@ def engine() -> "docker.DockerClient":
 
 
 def this_worker() -> str:
-    return f"{socket.gethostname()} {os.getpid()} {_word}"
+    return f"{_machine()} {os.getpid()} {_word}"
+
+
+def _machine() -> str:
+    """Where a pid means one process. Containers in the machine's network have its name."""
+    with suppress(OSError):
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    return socket.gethostname()
 
 
 def sweep(age: str = "2m") -> None:
@@ -81,7 +90,7 @@ def sweep(age: str = "2m") -> None:
 
 def _is_orphan(worker: str) -> bool:
     host, _, process = worker.rpartition(" ")[0].rpartition(" ")
-    if host != socket.gethostname():
+    if host != _machine():
         return False
     if int(process) == os.getpid():
         return worker != this_worker()

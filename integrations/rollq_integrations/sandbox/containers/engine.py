@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 LABEL = "rollq.sandbox"
 """The label of every container of a sandbox."""
 WORKER_LABEL = "rollq.worker"
-"""The label with the process that made it: machine, namespace of pids, pid, and a word that no other
-process has.
+"""The label with the process that made it: machine, namespace of pids, pid, and a word that no
+other process has.
 """
 TIMEOUT_S = 60.0
 """Seconds in which the engine must answer, but for builds and commands."""

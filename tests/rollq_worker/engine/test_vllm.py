@@ -234,6 +234,10 @@ def test_a_server_that_restarts_behind_a_proxy_is_asked_again(
     with vllm(raw) as engine:
         client = connect(engine)
         assert client.why_not_ready() == RAW
+        version = engine.paths.pop("/version")
+        assert client.why_not_ready() == "" and client.server.kind == "SGLang"
+        client = connect(engine)
+        engine.paths["/version"] = version
         engine.paths["/server_info?config_format=json"] = (500, b"")
         assert "not known which logprobs" in client.why_not_ready()
         engine.paths["/server_info?config_format=json"] = (200, {"vllm_config": CONFIG})

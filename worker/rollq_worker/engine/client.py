@@ -139,7 +139,7 @@ class EngineClient:
                 if self.vocabulary.differs():
                     raise EngineUnavailable(OTHER_TOKENIZER)
                 if objection := self.server.objection():
-                    raise EngineUnavailable(objection)
+                    raise EngineUnavailable(objection, foreign=True)
                 probes = call.probes or seems_router
                 generated = self._sample_once(call, prompt, room, adapter, probes)
             except (
@@ -222,12 +222,11 @@ class EngineClient:
     def why_not_ready(self) -> str:
         """The same; why it takes none, or ""."""
         reason, unreachable = self.server.why_not_ready(hung=self._hung)
-        if unreachable:
-            self._found.forget()
         self.paused = reason == PAUSED
         if not reason and self.vocabulary.differs():
             reason = OTHER_TOKENIZER
-        reason = reason or self.server.objection()
+        if not reason and (reason := self.server.objection()):
+            self._found.forget()
         if reason:
             self._availability.mark_down(reason, unreachable=unreachable)
             return reason
@@ -359,7 +358,7 @@ class EngineClient:
     def _unavailable(self, error: EngineUnavailable, call: Call) -> None:
         another = error.unreachable or error.foreign
         self._availability.mark_down(str(error), unreachable=another, refused=not error.unreachable)
-        if another:
+        if error.foreign:
             self._found.forget()  # one of another kind refuses each request in this form
         if error.unreachable:
             self.policies.forget()

@@ -115,9 +115,7 @@ class VllmServer:
         return "", False
 
     def objection(self) -> str:
-        """Trainers need `processed_logprobs`. It is asked until it has them: a server behind a
-        proxy restarts unseen.
-        """
+        """Trainers need `processed_logprobs`. It is asked until it has them."""
         if self._suits:
             return ""
         try:

@@ -26,6 +26,7 @@ def test_a_line_says_how_its_tokens_were_sampled(tmp_path: Path):
         "r/g/0",
         0.7,
         "repetition_penalty",
+        "",
     )
     assert found.tokens.tolist() == line["tokens"] and list(found.mask) == line["mask"]
 

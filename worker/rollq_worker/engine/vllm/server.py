@@ -153,9 +153,10 @@ class VllmServer:
     def hangs(self) -> bool:
         """Only a server in development mode can be asked: /health answers while its core hangs."""
         try:
-            return self._http.get("/is_paused", timeout_s=SCHEDULER_TIMEOUT_S).status >= 500
+            self._is_paused(SCHEDULER_TIMEOUT_S)
         except NoResponse:
             return True
+        return False
 
     def paused(self) -> bool:
         try:
@@ -164,8 +165,7 @@ class VllmServer:
             return False
 
     def _is_paused(self, timeout_s: float) -> bool:
-        answer = self._http.get("/is_paused", timeout_s=timeout_s)
-        reply = answer.json() if answer.status == 200 else None
+        reply = json_of("/is_paused", self._http.get("/is_paused", timeout_s=timeout_s))
         return isinstance(reply, dict) and reply.get("is_paused") is True
 
     def abort(self, rid: str) -> bool:

@@ -252,6 +252,15 @@ def test_time_passes_without_its_program(box: Container, monkeypatch: pytest.Mon
     assert box.download("/bin/timeout") == b"#!/bin/sh\nexec sleep 999\n"
 
 
+def test_the_time_of_a_command_that_never_began_ends_no_other(
+    box: Container, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container_module, "GRACE_S", 2)
+    with pytest.raises(EnvironmentFailure):
+        box.run(["true"], seconds=1, user="nosuch")
+    assert sh(box, "sleep 4; echo here").output == "here\n"
+
+
 @pytest.mark.skipif(not shutil.which("podman"), reason="it stops a service of its own, Podman's")
 def test_an_engine_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container_module, "GRACE_S", 2)

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -293,16 +293,15 @@ def _run(
     clock = threading.Timer(seconds + GRACE_S / 2, _end_processes, [container])
     clock.daemon = True
     clock.start()
-    stream = api.exec_start(command, stream=True)
     output = bytearray()
     try:
-        for part in stream:
-            output += part
-            if len(output) > MOST_OUTPUT:
-                return bytes(output), None
+        with closing(api.exec_start(command, stream=True)) as stream:
+            for part in stream:
+                output += part
+                if len(output) > MOST_OUTPUT:
+                    return bytes(output), None
     finally:
         clock.cancel()
-        stream.close()
     return bytes(output), api.exec_inspect(command)["ExitCode"]
 
 

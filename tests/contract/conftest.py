@@ -41,14 +41,15 @@ runpy.run_path({script!r}, run_name="__main__")
 """Runs tiny_model.py with heads of 32, because vLLM has no heads of 16 where a processor has
 AVX-512.
 """
-QUICK = ("test_audit", "test_client", "test_generate", "test_routers", "test_tokenize")
-"""Modules whose tests on the real server CI runs for each change; those of the others are slow."""
+QUICK = {f"test_{name}" for name in "audit client generate routers tokenize vllm".split()}
+"""Modules whose tests on the real servers CI runs for each change; those of the others are slow."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         here = item.nodeid.startswith("tests/contract/")
-        if here and item.get_closest_marker("sglang") and item.path.stem not in QUICK:
+        is_real = item.get_closest_marker("sglang") or item.get_closest_marker("vllm")
+        if here and is_real and item.path.stem not in QUICK:
             item.add_marker(pytest.mark.slow)
 
 

@@ -18,7 +18,7 @@ from rollq.events import Finish
 from rollq.job import Budget, Job
 from rollq.sampling import PARAMETERS
 from rollq_worker.engine.client import EngineClient
-from rollq_worker.engine.vllm.server import RAW, REMEDIES
+from rollq_worker.engine.vllm.server import RAW, REMEDIES, VllmServer
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.environments import domain
 from rollq_worker.episode import loop
@@ -87,7 +87,8 @@ class Running:
 
 
 def test_it_is_found_out_and_ready(client: EngineClient, vllm_server: Server) -> None:
-    assert (client.server.kind, client.why_not_ready(), client.probe()) == ("vLLM", "", "")
+    assert (client.why_not_ready(), client.probe()) == ("", "")
+    assert isinstance(client.server, VllmServer)
     assert client.room(100) == 32768 - 100
     assert client.server._logprobs_follow_sampling()  # type: ignore[attr-defined]
     assert client.vocabulary.shows_ids and not client.vocabulary.difference

@@ -20,6 +20,7 @@ from rollq_worker.engine.http import EngineHttp
 from rollq_worker.engine.prompts import write_ids
 from rollq_worker.engine.replies import AdapterMissing, EngineUnavailable, RequestFailed
 from rollq_worker.engine.server import OneRequest
+from rollq_worker.engine.sglang.server import SGLangServer
 from rollq_worker.engine.vllm.server import RAW, REMEDIES, WATERMARK, VllmServer
 from rollq_worker.protocols import Adapter, Routing, SampleRequest
 from rollq_worker.remote.http_client import Response
@@ -205,7 +206,7 @@ def test_a_refusal_blames_who_is_to_blame(
 def test_a_worker_finds_out_that_it_is_vllm(connect: Callable[..., EngineClient]) -> None:
     with vllm() as engine:
         found = connect(engine)
-        assert found.ready() and found.server.kind == "vLLM"
+        assert found.ready() and isinstance(found.server, VllmServer)
         assert (found.server.model(), found.server.weight_version()) == ("/m", "7")
         generated = found.generate(one().request)
         assert len(generated.ids) == 9 and found.room(2) == 598
@@ -235,7 +236,7 @@ def test_a_server_that_restarts_behind_a_proxy_is_asked_again(
         client = connect(engine)
         assert client.why_not_ready() == RAW
         version = engine.paths.pop("/version")
-        assert client.why_not_ready() == "" and client.server.kind == "SGLang"
+        assert client.why_not_ready() == "" and isinstance(client.server, SGLangServer)
         client = connect(engine)
         engine.paths["/version"] = version
         engine.paths["/server_info?config_format=json"] = (500, b"")
@@ -281,7 +282,9 @@ def test_a_server_of_the_other_kind_at_the_same_address(
         client = connect(engine)
         for now in (first, "SGLang" if first == "vLLM" else "vLLM", first):
             engine.paths["/version"] = version if now == "vLLM" else missing
-            assert client.generate(one().request).ids and client.server.kind == now
+            assert client.generate(one().request).ids and (
+                isinstance(client.server, VllmServer) is (now == "vLLM")
+            )
 
 
 def test_a_proxy_without_a_server_does_not_say_which_kind_is_behind_it(
@@ -290,9 +293,9 @@ def test_a_proxy_without_a_server_does_not_say_which_kind_is_behind_it(
     with vllm() as engine:
         version, engine.paths["/version"] = engine.paths["/version"], (502, b"")
         client = connect(engine)
-        assert client.server.kind == "SGLang"
+        assert isinstance(client.server, SGLangServer)
         engine.paths["/version"] = version
-        assert client.server.kind == "vLLM"
+        assert isinstance(client.server, VllmServer)
 
 
 def test_a_key_that_is_wanted_in_mid_run_costs_the_job_nothing(

@@ -1,4 +1,4 @@
-"""POST /generate of one server: one request and the meaning of its answer, and a probe of the path.
+"""A generation of one server: one request and the meaning of its answer, and a probe of the path.
 
 It sends a request once, and never waits for an engine or chooses one: `EngineClient` does.
 """

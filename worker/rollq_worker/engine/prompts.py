@@ -111,3 +111,19 @@ def as_json(fields: dict[str, Any]) -> bytes:
         return orjson.dumps(fields)
     except orjson.JSONEncodeError:
         return json.dumps(fields).encode()
+
+
+def collapsed(ids: array[int], token: int) -> array[int]:
+    """The ids with one `token` in place of each run of it."""
+    single = array("I")
+    at = 0
+    while at < len(ids):
+        try:
+            start = ids.index(token, at)
+        except ValueError:
+            break
+        single += ids[at : start + 1]
+        at = start + 1
+        while at < len(ids) and ids[at] == token:
+            at += 1
+    return single + ids[at:]

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from rollq_worker.engine.limits import ANY_ID, ContextLimits
 from rollq_worker.engine.load import EngineLoad
-from rollq_worker.engine.prompts import Prompt
+from rollq_worker.engine.prompts import Prompt, collapsed, write_ids
 from rollq_worker.protocols import Adapter, Generated, SampleRequest
 from rollq_worker.remote.http_client import Response
 
@@ -35,12 +35,20 @@ class OneRequest:
     """Ids that are sampled are below."""
     adapter: Adapter | None = None
 
+    @property
+    def sent(self) -> Prompt:
+        """The prompt with one placeholder for each image: the server makes as many of it as its own
+        image processor says.
+        """
+        images = self.request.images
+        if images is None:
+            return self.prompt
+        return write_ids(collapsed(self.request.ids, images.token))
+
 
 class Server(Protocol):
     """One server. Each question has a timeout."""
 
-    kind: str
-    """Its name, for people."""
     path: str
     """Where it is asked for a generation."""
 

@@ -1,13 +1,11 @@
 """The body of a request to an SGLang server's `/generate`.
 
-SGLang wants one placeholder an image and makes as many of it as its own image processor says. A
-prompt with all of them is never answered (0.5.23). Its count of prompt tokens is that of the whole
-prompt, so a processor that counts otherwise than ours is noticed.
+A prompt with all placeholders of an image is never answered (0.5.23). The count of prompt tokens is
+that of the whole prompt, so an image processor that counts otherwise than ours is noticed.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,19 +50,3 @@ def write_request(
     if adapter is not None:
         fields["lora_path"] = adapter.served
     return b"".join((b'{"input_ids":[', *prompt.pieces, b"],", as_json(fields)[1:]))
-
-
-def collapsed(ids: array[int], token: int) -> array[int]:
-    """The ids with one `token` in place of each run of it."""
-    single = array("I")
-    at = 0
-    while at < len(ids):
-        try:
-            start = ids.index(token, at)
-        except ValueError:
-            break
-        single += ids[at : start + 1]
-        at = start + 1
-        while at < len(ids) and ids[at] == token:
-            at += 1
-    return single + ids[at:]

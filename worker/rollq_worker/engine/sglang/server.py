@@ -11,13 +11,12 @@ import json
 from rollq_worker.engine.http import EngineHttp
 from rollq_worker.engine.limits import ContextLimits, read_limits
 from rollq_worker.engine.load import EngineLoad
-from rollq_worker.engine.prompts import write_ids
 from rollq_worker.engine.replies import json_of, read_refusal
 from rollq_worker.engine.server import PAUSED, OneRequest
 from rollq_worker.engine.sglang.load import PATH as LOADS
 from rollq_worker.engine.sglang.load import read_load
 from rollq_worker.engine.sglang.reply import read_reply
-from rollq_worker.engine.sglang.request import collapsed, write_request
+from rollq_worker.engine.sglang.request import write_request
 from rollq_worker.protocols import Generated
 from rollq_worker.remote.http_client import NoResponse, Response
 
@@ -34,18 +33,15 @@ ABORT_TIMEOUT_S = 1.0
 class SGLangServer:
     """Implements `engine.server.Server`."""
 
-    kind = "SGLang"
     path = "/generate"
 
     def __init__(self, http: EngineHttp) -> None:
         self._http = http
 
     def write(self, one: OneRequest) -> bytes:
-        request, prompt = one.request, one.prompt
-        if request.images is not None:
-            prompt = write_ids(collapsed(request.ids, request.images.token))
+        request = one.request
         return write_request(
-            prompt,
+            one.sent,
             request.sampling,
             stop_ids=one.stop_ids,
             max_new_tokens=request.max_new_tokens,

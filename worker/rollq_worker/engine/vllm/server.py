@@ -14,7 +14,6 @@ from rollq.errors import JobFailure
 from rollq_worker.engine.http import EngineHttp
 from rollq_worker.engine.limits import ContextLimits
 from rollq_worker.engine.load import EngineLoad
-from rollq_worker.engine.prompts import write_ids
 from rollq_worker.engine.replies import (
     AdapterMissing,
     EngineUnavailable,
@@ -23,7 +22,6 @@ from rollq_worker.engine.replies import (
     read_refusal,
 )
 from rollq_worker.engine.server import PAUSED, OneRequest
-from rollq_worker.engine.sglang.request import collapsed
 from rollq_worker.engine.vllm.reply import read_reply
 from rollq_worker.engine.vllm.request import write_request
 from rollq_worker.protocols import Generated
@@ -56,7 +54,6 @@ METRIC = re.compile(
 class VllmServer:
     """Implements `engine.server.Server`."""
 
-    kind = "vLLM"
     path = "/inference/v1/generate"
 
     def __init__(self, http: EngineHttp) -> None:
@@ -65,15 +62,13 @@ class VllmServer:
         """True once nothing spoke against its tokens."""
 
     def write(self, one: OneRequest) -> bytes:
-        request, prompt = one.request, one.prompt
+        request = one.request
         if request.routing is not None:
             raise JobFailure(f"{request.key}: routed experts are read from SGLang only")
         if "stop_regex" in request.sampling:
             raise JobFailure(f"{request.key}: stop_regex is SGLang's alone, and the engine is vLLM")
-        if request.images is not None:
-            prompt = write_ids(collapsed(request.ids, request.images.token))
         return write_request(
-            prompt,
+            one.sent,
             request.sampling,
             stop_ids=one.stop_ids,
             max_new_tokens=request.max_new_tokens,

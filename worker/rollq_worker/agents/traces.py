@@ -186,7 +186,7 @@ class TraceTree:
     def _as_sampled(self, before: bytes, message: Message) -> Message:
         alike = list(self._replies.get(likeness(before, message), {}).values())
         if len(alike) != 1:
-            return message  # it is not the policy's, or nobody can tell which one
+            return message  # not the policy's, or one of several that are alike
         [reply] = alike
         thought = {key: message[key] for key in ("reasoning_content",) if key in message}
         return {**{key: reply[key] for key in reply if key != "reasoning_content"}, **thought}

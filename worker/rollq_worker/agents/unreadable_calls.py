@@ -23,10 +23,8 @@ def unreadable_call(read: ReadTurn, tools: Sequence[Json]) -> Action | None:
     if read.calls or not read.errors:
         return None
     names = "|".join(re.escape(tool["function"]["name"]) for tool in tools)
-    for before in (
-        r"(?<![\w\s-])",
-        r"\b",
-    ):  # in a call's markup, rather than in the words before it
+    # in a call's markup, rather than in the words before it
+    for before in (r"(?<![\w\s-])", r"\b"):
         named = re.search(rf"{before}(?:{names})(?![\w-])", read.content) if names else None
         if named:
             return Action(named[0], {TEXT: read.content})

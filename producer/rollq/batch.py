@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from rollq.errors import ContractError, NotHeld
 from rollq.job import Json
+from rollq.numbers import whole_number
 from rollq.training.advantages import estimate, grpo
 from rollq.training.arrays import Row, pack, pad
 from rollq.training.staleness import Staleness, staleness
 from rollq.training.turn_credit import TurnCredit
-from rollq.trajectory import Trajectory
+from rollq.trajectory import Traces, Trajectory
 
 if TYPE_CHECKING:
     from rollq.training.arrays import Numpy, PackedArrays, PaddedArrays
@@ -195,34 +196,51 @@ class Batch:
         pad_to: int | None = None,
         dtype: str = "int64",
         advantages: str | TurnCredit = "grpo",
+        traces: Traces = "all",
+        max_length: int | None = None,
     ) -> PaddedArrays[Numpy]:
         """numpy arrays of the shape (rows, length), padded on the right: to the longest row, or to
         `pad_to` tokens.
 
         One row per segment, in the order of the trajectories, so each sampled token is in them
         once. `dtype` is that of the token ids: int64 or int32. `advantages` is an estimator's name,
-        grpo, dr_grpo or rloo, or credit by turn. `.torch()` makes tensors of them.
-        `rollq.training.arrays.PaddedArrays` lists the arrays with their shapes and dtypes.
+        grpo, dr_grpo or rloo, or credit by turn. `traces` chooses among the traces of each
+        trajectory (`Trajectory.segments`). A row of more than `max_length` tokens is left out
+        alone: its episode keeps its part in the advantages, and `left_out` counts it. `.torch()`
+        makes tensors of them. `rollq.training.arrays.PaddedArrays` lists the arrays with their
+        shapes and dtypes.
 
-        Raises SettingsError when numpy is not installed, and ContractError when a row is longer
-        than `pad_to`.
+        Raises SettingsError when numpy is not installed, ContractError when a row is longer than
+        `pad_to`, and what `Trajectory.segments` raises.
         """
+        rows, left_out = self._rows(advantages, traces, max_length)
         return pad(
-            self._rows(advantages), pad_to=pad_to, dtype=dtype, version_steps=self.version_steps
+            rows, pad_to=pad_to, dtype=dtype, version_steps=self.version_steps, left_out=left_out
         )
 
     def packed(
-        self, *, dtype: str = "int64", advantages: str | TurnCredit = "grpo"
+        self,
+        *,
+        dtype: str = "int64",
+        advantages: str | TurnCredit = "grpo",
+        traces: Traces = "all",
+        max_length: int | None = None,
     ) -> PackedArrays[Numpy]:
         """The rows of `arrays` end to end, without padding:
         `rollq.training.arrays.PackedArrays`.
         """
-        return pack(self._rows(advantages), dtype=dtype, version_steps=self.version_steps)
+        rows, left_out = self._rows(advantages, traces, max_length)
+        return pack(rows, dtype=dtype, version_steps=self.version_steps, left_out=left_out)
 
-    def _rows(self, advantages: str | TurnCredit) -> list[Row]:
+    def _rows(
+        self, advantages: str | TurnCredit, traces: Traces, max_length: int | None
+    ) -> tuple[list[Row], int]:
+        """The rows, and the number of those that are too long."""
+        if max_length is not None:
+            whole_number("max_length", max_length, at_least=1)
         estimates = [each for group in self.groups for each in _advantages(group, advantages)]
         members = zip(self.trajectories, self.group_indices, self.rewards, estimates, strict=True)
-        return [
+        rows = [
             Row(
                 segment=segment,
                 job_id=trajectory.job.id,
@@ -232,8 +250,10 @@ class Batch:
                 advantage=advantage,
             )
             for index, (trajectory, group, reward, advantage) in enumerate(members)
-            for segment in trajectory.segments()
+            for segment in trajectory.segments(traces)
         ]
+        kept = [row for row in rows if max_length is None or row.length <= max_length]
+        return kept, len(rows) - len(kept)
 
 
 def _advantages(group: Group, advantages: str | TurnCredit) -> Sequence[float | Sequence[float]]:

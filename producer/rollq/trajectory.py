@@ -13,15 +13,21 @@ trace they continue. Only sampled tokens are trained. Pure values, standard libr
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
 
-from rollq.errors import FailureClass
+from rollq.errors import ContractError, FailureClass, FunctionError
 from rollq.events import GRADED, Closed, Event, Message, Observed, Prompt, Sampled, Stop, TokenEvent
 from rollq.job import Job, Json
+from rollq.traces import Kind, trace_kinds
 from rollq.trajectory_extras import Extra
+
+Traces = str | Callable[[Sequence["Segment"]], Sequence["Segment"]]
+"""Traces to train on: `all`, `main`, `longest`, or a function of a trajectory's segments that
+returns some of them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,22 @@ class Segment:
     """The response. It holds at least one sampled token."""
     prompt: Prompt | None = None
     """The event that opened the trace."""
+    trace: int
+    """Number of the trace, from 0."""
+    trajectory: Trajectory = field(repr=False, compare=False)
+    """The episode that it is of."""
+
+    @property
+    def kind(self) -> Kind:
+        """`main`: of the agent's own conversation. `helper`: a sub-agent's, a title, a summary.
+        Reading it decodes texts.
+        """
+        return self.trajectory.kinds[self.trace]
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of tokens that the policy sampled."""
+        return sum(len(event.ids) for event in self.events if isinstance(event, Sampled))
 
     @property
     def prompt_messages(self) -> list[Message]:
@@ -228,18 +250,60 @@ class Trajectory:
         """True if an agent program played it. Then each trace is a conversation of its own."""
         return any(isinstance(event, Sampled) and event.trace is not None for event in self.events)
 
-    def segments(self) -> list[Segment]:
-        """The rows to train on: one per trace in which the policy sampled something.
+    @cached_property
+    def kinds(self) -> list[Kind]:
+        """The kind of each trace: `main` or `helper` (`rollq.traces`). Reading it decodes texts."""
+        if self.of_agent:
+            return trace_kinds(self.events)
+        return ["main" for _ in self.traces]  # one conversation, shortened or written anew
 
-        Each sampled token is in exactly one segment. With `history=template` or a `context` the
-        prompt of a later trace repeats earlier turns as the template writes them, or their summary;
-        that is prompt there, and not trained a second time.
+    def segments(self, traces: Traces = "all") -> list[Segment]:
+        """The rows to train on: one per trace in which the policy sampled something, of those that
+        `traces` chooses. `longest` is the one in which it sampled most.
+
+        Each sampled token is in exactly one segment of `all`. With `history=template` or a
+        `context` the prompt of a later trace repeats earlier turns as the template writes them, or
+        their summary; that is prompt there, and not trained a second time.
+
+        Raises ContractError for another name, and FunctionError when a function raises or returns
+        what are no segments of the trajectory.
         """
-        return [
-            Segment(prompt_ids=prompt.ids, events=response, prompt=prompt)
-            for prompt, response in self.trace_events()
+        segments = [
+            Segment(
+                prompt_ids=prompt.ids,
+                events=response,
+                prompt=prompt,
+                trace=number,
+                trajectory=self,
+            )
+            for number, (prompt, response) in enumerate(self.trace_events())
             if any(isinstance(event, Sampled) and event.ids for event in response)
         ]
+        if callable(traces):
+            return self._chosen_by(traces, segments)
+        if traces == "main":
+            return [segment for segment in segments if segment.kind == "main"]
+        if traces == "longest":
+            return sorted(segments, key=lambda segment: -segment.sampled_tokens)[:1]
+        if traces != "all":
+            raise ContractError(
+                f"no traces {traces!r}: there is all, main, longest, or a function of a "
+                "trajectory's segments"
+            )
+        return segments
+
+    def _chosen_by(
+        self, choose: Callable[[Sequence[Segment]], Sequence[Segment]], segments: list[Segment]
+    ) -> list[Segment]:
+        try:
+            chosen = list(choose(tuple(segments)))
+            if not all(any(each is segment for segment in segments) for each in chosen):
+                raise TypeError("it returned something else than segments that it was given")
+        except (Exception, SystemExit) as e:
+            raise FunctionError(
+                f"job {self.job.id}: the function of traces: {type(e).__name__}: {e}"
+            ) from e
+        return [segment for segment in segments if any(each is segment for each in chosen)]
 
     def trace_events(self) -> list[tuple[Prompt, list[Sampled | Observed]]]:
         """For each trace, its prompt and what follows it. The events of several traces may be

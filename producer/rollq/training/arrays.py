@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from rollq.errors import ContractError
 from rollq.events import Sampled
 from rollq.pip_extras import needs
-from rollq.trajectory import Segment, Trajectory
+from rollq.trajectory import Segment, Traces, Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS, Extra
 
 if TYPE_CHECKING:
@@ -45,17 +45,17 @@ def array_of(extra: Extra) -> Numpy:
     return np.frombuffer(extra.data, dtype).reshape(extra.shape)
 
 
-def segment_experts(trajectory: Trajectory) -> list[Numpy]:
-    """The routed experts of each of its segments: (tokens of prompt and response, layers, top-k),
-    as views.
+def segment_experts(trajectory: Trajectory, traces: Traces = "all") -> list[Numpy]:
+    """The routed experts of each of its segments (`Trajectory.segments`): (tokens of prompt and
+    response, layers, top-k), as views.
 
     Empty when the trajectory has none: its job did not ask for them, or the consumer did not.
     """
     if ROUTED_EXPERTS not in trajectory.extras:
         return []
     experts = array_of(trajectory.extras[ROUTED_EXPERTS])
-    ends = list(accumulate(trajectory.traces, initial=0))
-    return [experts[start:end] for start, end in pairwise(ends) if any(trajectory.mask[start:end])]
+    bounds = [*pairwise(accumulate(trajectory.traces, initial=0))]
+    return [experts[slice(*bounds[each.trace])] for each in trajectory.segments(traces)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +105,19 @@ class SegmentArrays(Generic[Array]):
     has the shape of `tokens`, and each sampled token the advantage of its turn; 0.0 where the mask
     is False.
     """
+    weights: Array
+    """float32, (rows,): the row's share of the sampled tokens of its trajectory's rows, so that
+    those of a trajectory add up to 1. The mean of a row's token losses, times its weight, counts an
+    episode once, whatever its traces.
+    """
     trajectory_index: Array
     """int64, (rows,): the row's trajectory, as an index into `batch.trajectories`. Rows of one
     trajectory are neighbours.
     """
     group_index: Array
     """int64, (rows,): the row's group, as an index into `batch.groups`."""
+    left_out: int
+    """Number of rows that are not here because they have more than `max_length` tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -159,6 +166,7 @@ def pad(
     pad_to: int | None = None,
     dtype: str = "int64",
     version_steps: Mapping[str, int] = MappingProxyType({}),
+    left_out: int = 0,
 ) -> PaddedArrays[Numpy]:
     """Rows of `pad_to` tokens each, or as long as the longest row.
 
@@ -173,8 +181,8 @@ def pad(
     if longest > width:
         job_id = rows[lengths.index(longest)].job_id
         raise ContractError(
-            f"job {job_id}: a row of {longest} tokens does not fit pad_to={pad_to}: raise it, skip "
-            "the group, or submit jobs with a smaller budget.max_tokens"
+            f"job {job_id}: a row of {longest} tokens does not fit pad_to={pad_to}: raise it, "
+            "leave such rows out (max_length=), or submit jobs with a smaller budget.max_tokens"
         )
     padding = [width - length for length in lengths]
     flat, names = _end_to_end(rows, dtype, padding)
@@ -183,12 +191,13 @@ def pad(
         **_per_row(rows) | per_token,
         version_names=names,
         version_steps=_steps(names, version_steps),
+        left_out=left_out,
         attention_mask=np.arange(width) < np.array(lengths, "int64")[:, np.newaxis],
     )
 
 
 def pack(
-    rows: Sequence[Row], *, dtype: str, version_steps: Mapping[str, int]
+    rows: Sequence[Row], *, dtype: str, version_steps: Mapping[str, int], left_out: int
 ) -> PackedArrays[Numpy]:
     """The rows end to end."""
     with needs("numpy"):
@@ -201,6 +210,7 @@ def pack(
         **_per_row(rows) | per_token,
         version_names=names,
         version_steps=_steps(names, version_steps),
+        left_out=left_out,
         positions=positions,
         offsets=offsets.astype("int32"),
     )
@@ -290,11 +300,15 @@ def _per_row(rows: Sequence[Row]) -> dict[str, Numpy]:
     import numpy as np
 
     advantages = [row.advantage if isinstance(row.advantage, float) else 0.0 for row in rows]
+    trajectories = np.array([row.trajectory for row in rows], "int64")
+    sampled = np.array([row.segment.sampled_tokens for row in rows], "int64")
+    in_trajectory = np.bincount(trajectories, sampled)
     return {
         "prompt_lengths": np.array([len(row.segment.prompt_ids) for row in rows], "int64"),
         "rewards": np.array([row.reward for row in rows], "float32"),
         "advantages": np.array(advantages, "float32"),
-        "trajectory_index": np.array([row.trajectory for row in rows], "int64"),
+        "weights": (sampled / in_trajectory[trajectories]).astype("float32"),
+        "trajectory_index": trajectories,
         "group_index": np.array([row.group for row in rows], "int64"),
     }
 
@@ -312,6 +326,6 @@ def _tensors(arrays: SegmentArrays[Any]) -> dict[str, Any]:
 
     values = {field.name: getattr(arrays, field.name) for field in fields(arrays)}
     for name, value in values.items():
-        if name != "version_names":
+        if name not in ("version_names", "left_out"):
             values[name] = torch.as_tensor(value)
     return values

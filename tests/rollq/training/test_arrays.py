@@ -24,6 +24,7 @@ from tests.rollq.token_rows import (
 )
 
 NAMED = {"tokens", "mask", "logprobs", "versions"}
+PLAIN = {"version_names", "left_out"}
 
 
 def check_places(arrays: "PaddedArrays[Any] | PackedArrays[Any]", real: Any) -> None:
@@ -77,7 +78,7 @@ def test_packed_rows_are_the_padded_ones_without_padding(batch: Batch) -> None:
     assert packed.offsets.tolist() == [0, *np.cumsum(real.sum(1)).tolist()]
     assert (packed.positions == np.nonzero(real)[1]).all()
     for field in fields(padded):
-        if field.name not in {*NAMED, "attention_mask", "version_names"}:
+        if field.name not in {*NAMED, "attention_mask", *PLAIN}:
             assert (getattr(packed, field.name) == getattr(padded, field.name)).all()
 
 
@@ -107,7 +108,7 @@ def test_shapes_and_dtypes_are_those_of_the_docstrings() -> None:
         "tokens": "int64",
     }
     row = dict.fromkeys(["prompt_lengths", "trajectory_index", "group_index"], "int64")
-    row |= dict.fromkeys(["rewards", "advantages"], "float32")
+    row |= dict.fromkeys(["rewards", "advantages", "weights"], "float32")
     assert found.pop("version_steps") == ((4,), "int64")
     assert found == {
         **{k: ((4, 16), v) for k, v in token.items()},
@@ -122,7 +123,7 @@ def test_shapes_and_dtypes_are_those_of_the_docstrings() -> None:
 
 
 def arrays_of(arrays: Any) -> dict[str, Any]:
-    return {f.name: getattr(arrays, f.name) for f in fields(arrays) if f.name != "version_names"}
+    return {f.name: getattr(arrays, f.name) for f in fields(arrays) if f.name not in PLAIN}
 
 
 def test_nothing_is_cut() -> None:
@@ -131,6 +132,33 @@ def test_nothing_is_cut() -> None:
     ):
         a_batch().arrays(pad_to=10)
     assert a_batch().arrays(pad_to=11).tokens.shape == (4, 11)
+
+
+def test_a_row_that_is_too_long_is_left_out_alone() -> None:
+    for arrays in (a_batch().arrays(pad_to=8, max_length=8), a_batch().packed(max_length=8)):
+        assert (arrays.left_out, arrays.trajectory_index.tolist()) == (1, [1, 1, 2])
+        assert arrays.advantages.tolist() == [1.0, 1.0, 0.0]  # as if nothing had been left out
+        assert arrays.weights.tolist() == pytest.approx([2 / 3, 1 / 3, 1.0])
+    assert a_batch().arrays(max_length=11).left_out == 0
+    with pytest.raises(ContractError, match="max_length"):
+        a_batch().arrays(max_length=0)
+
+
+@given(batches, st.sampled_from(["all", "main", "longest"]), st.none() | st.integers(1, 12))
+def test_the_weights_of_a_trajectory_make_its_rows_count_as_one(
+    batch: Batch, traces: str, max_length: int | None
+) -> None:
+    """The mean of each row, weighted, is the mean over all sampled tokens of the episode."""
+    rows = batch.arrays(traces=traces, max_length=max_length)
+    loss = np.cos(rows.tokens)  # any number of each token
+    per_row = (loss * rows.mask).sum(1) / rows.mask.sum(1)
+    for index in set(rows.trajectory_index.tolist()):
+        own = rows.trajectory_index == index
+        mean = loss[own][rows.mask[own]].mean()
+        assert (per_row * rows.weights)[own].sum() == pytest.approx(mean, abs=1e-6)
+        assert rows.weights[own].sum() == pytest.approx(1.0)
+    everything = batch.arrays(traces=traces)
+    assert len(rows.weights) + rows.left_out == len(everything.weights)
 
 
 def test_token_ids_do_not_fit_every_dtype() -> None:

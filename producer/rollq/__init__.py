@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from rollq.job import Budget, History, Job, Purpose
     from rollq.training.turn_credit import TurnCredit
-    from rollq.trajectory import Segment, Trajectory
+    from rollq.trajectory import Segment, Traces, Trajectory
 
 __version__ = "0.1.0"
 
@@ -45,6 +45,7 @@ __all__ = [
     "Segment",
     "SettingsError",
     "StepMetrics",
+    "Traces",
     "Trajectory",
     "TurnCredit",
 ]
@@ -59,7 +60,7 @@ _MODULES = {
         "client.step_metrics": "StepMetrics",
         "job": "Budget History Job Purpose",
         "training.turn_credit": "TurnCredit",
-        "trajectory": "Segment Trajectory",
+        "trajectory": "Segment Traces Trajectory",
     }.items()
     for name in names.split()
 }

@@ -20,6 +20,7 @@ from rollq.ledger.replies import State
 from rollq.trajectory_extras import ROUTED_EXPERTS
 from rollq.wire.routed_experts import routed_experts
 from rollq_worker.tokens.tokenizer import BUNDLED
+from tests.rollq.agent_episodes import branching
 from tests.rollq.routed_experts import ASKED, routed
 from tests.rollq.samples import job, play, reader, trajectory
 from tests.rollq.token_rows import episode, logprob_of, sampled_id
@@ -159,6 +160,19 @@ def test_each_token_has_what_is_true_of_it(verl: ModuleType) -> None:
     assert [
         token for output in outputs for token in output["prompt_ids"] + output["response_ids"]
     ] == list(made.tokens)
+
+
+def test_chosen_traces_are_the_outputs(verl: ModuleType) -> None:
+    asked = replace(branching(), job=job(routed_experts=ASKED))
+    asked = replace(asked, events=routed(asked.events))
+    played = replace(asked, extras={ROUTED_EXPERTS: routed_experts(asked)})
+    every, [main] = verl.as_outputs(played, 4), verl.as_outputs(played, 4, "main")
+    helpers = verl.as_outputs(played, 4, lambda segments: segments[1:])
+    assert [each["response_ids"] for each in (main, *helpers)] == [
+        each["response_ids"] for each in every
+    ]
+    for each, same in zip((main, *helpers), every, strict=True):
+        assert (each["routed_experts"] == same["routed_experts"]).all()
 
 
 def test_routed_experts_have_a_row_for_each_token(verl: ModuleType) -> None:

@@ -64,6 +64,8 @@ class SlimeSettings:
     """Import path (`module:function`) of a function of a trajectory, in place of the environment's
     reward.
     """
+    traces: str = "all"
+    """Traces to train on: `all`, `main` or `longest`."""
     eval_job: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `rollq.Job` for evaluations, for example `user` and `agent`; `budget` as a mapping.
     """
@@ -197,7 +199,7 @@ class DataSource:
         slime's own filter keeps it. Groups that slime's arguments do not fit raise SettingsError.
         """
         check_arguments(group, self.args)
-        members = group_samples(group)
+        members = group_samples(group, traces=self.settings.traces)
         if len(members) != group.size:
             self.drops["short"] += 1
             return False
@@ -253,7 +255,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     if evaluation:
         return _evaluate(args, data_source, step, version)
     batch = data_source.batch(rollout_id)
-    samples = batch_samples(batch, rollout_id, args)
+    samples = batch_samples(batch, rollout_id, args, data_source.settings.traces)
     if args.rollout_sample_filter_path is not None:
         from slime.utils.misc import load_function
 

@@ -30,7 +30,7 @@ EPSILON = 1e-6
 """slime adds it to the standard deviation."""
 
 
-def batch_samples(batch: Batch, rollout_id: int, args: Any) -> list[Any]:
+def batch_samples(batch: Batch, rollout_id: int, args: Any, traces: str = "all") -> list[Any]:
     """The samples of one rollout: a list of groups, each a list of `n_samples_per_prompt` samples.
 
     When a trajectory has several rows (`history=template`, `context`), every member of every group
@@ -40,7 +40,7 @@ def batch_samples(batch: Batch, rollout_id: int, args: Any) -> list[Any]:
     """
     first = rollout_id * args.rollout_batch_size
     groups = [
-        group_samples(group, index, batch.version_steps)
+        group_samples(group, index, batch.version_steps, traces)
         for index, group in enumerate(batch.groups, first)
     ]
     if all(len(member) == 1 for members in groups for member in members):
@@ -84,21 +84,26 @@ def check_arguments(group: Group, args: Any) -> None:
 
 
 def group_samples(
-    group: Group, index: int = 0, steps: Mapping[str, int] | None = None
+    group: Group, index: int = 0, steps: Mapping[str, int] | None = None, traces: str = "all"
 ) -> list[list[Sample]]:
     """The rows of each member of a group. `index` is the group's, `steps` the step of each weight
-    version.
+    version, `traces` as in `Trajectory.segments`.
     """
     members = zip(group.trajectories, group.rewards, strict=True)
     return [
-        _samples(trajectory, reward, index, index * group.size + place, steps or {})
+        _samples(trajectory, reward, index, index * group.size + place, steps or {}, traces)
         for place, (trajectory, reward) in enumerate(members)
-        if trajectory.segments()
+        if trajectory.segments(traces)
     ]
 
 
 def _samples(
-    trajectory: Trajectory, reward: float, group: int, index: int, steps: Mapping[str, int]
+    trajectory: Trajectory,
+    reward: float,
+    group: int,
+    index: int,
+    steps: Mapping[str, int],
+    traces: str,
 ) -> list[Sample]:
     """A sample for each segment. slime wants routed experts as SGLang reports them: int32, and none
     of the last token. Raises ContractError for an episode with images.
@@ -106,9 +111,9 @@ def _samples(
     refuse_images(trajectory, "slime")
     samples = [
         _sample(segment, trajectory, reward, group, index, steps)
-        for segment in trajectory.segments()
+        for segment in trajectory.segments(traces)
     ]
-    for sample, experts in zip(samples, segment_experts(trajectory), strict=False):
+    for sample, experts in zip(samples, segment_experts(trajectory, traces), strict=False):
         sample.rollout_routed_experts = experts[:-1].astype("int32")
     return samples
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollq import Batch, Client, Consumer, PullTimeout, SettingsError
+from rollq import Batch, Client, Consumer, PullTimeout, SettingsError, Traces
 from rollq.errors import LedgerError
 from rollq.images import refuse_images
 from rollq.pip_extras import needs
@@ -95,9 +95,16 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
     0 then), and a token of a version that was never published as old as its group's start.
     """
 
-    def __init__(self, client: Client, *, name: str = "trl", advantages: str = "grpo") -> None:
-        """`name`: the consumer's. Raises SettingsError for credit by turn: TRL's samples have one
-        advantage.
+    def __init__(
+        self,
+        client: Client,
+        *,
+        name: str = "trl",
+        advantages: str = "grpo",
+        traces: Traces = "all",
+    ) -> None:
+        """`name`: the consumer's. `traces`: as in `Trajectory.segments`. Raises SettingsError for
+        credit by turn: TRL's samples have one advantage.
         """
         if not isinstance(advantages, str):
             raise SettingsError(
@@ -111,6 +118,7 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         """The trainer's step."""
         self._name = name
         self._advantages = advantages
+        self._traces = traces
         self._temperature: float | None = None
         """The trainer's; None until training begins."""
         self._synced: list[int] = []
@@ -287,9 +295,11 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def _samples(self, batch: Batch) -> Iterator[RolloutSample]:
         assert self._temperature is not None  # `start` saw to it
-        arrays = batch.arrays(advantages=self._advantages)
+        arrays = batch.arrays(advantages=self._advantages, traces=self._traces)
         segments = (
-            segment for trajectory in batch.trajectories for segment in trajectory.segments()
+            segment
+            for trajectory in batch.trajectories
+            for segment in trajectory.segments(self._traces)
         )  # as the arrays
         for row, (index, segment) in enumerate(zip(arrays.trajectory_index, segments, strict=True)):
             trajectory, group = batch.trajectories[index], batch.groups[arrays.group_index[row]]

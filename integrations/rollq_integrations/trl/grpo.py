@@ -32,6 +32,7 @@ from rollq import (
     PullTimeout,
     Purpose,
     SettingsError,
+    Traces,
 )
 from rollq.errors import LedgerError
 from rollq.pip_extras import needs
@@ -96,9 +97,11 @@ class RolloutFunc:
         refill: int = 1,
         fleet: Fleet | None = None,
         weights: str | Path | None = None,
+        traces: Traces = "all",
     ) -> None:
         """`job`: the template of all jobs. Environment, split, task, size and group come from the
-        trainer. `name`: the consumer's. Raises SettingsError.
+        trainer. `name`: the consumer's. `traces`: as in `Trajectory.segments`; of each episode one
+        may be left. Raises SettingsError.
         """
         if job.history is not History.KEEP or job.context:
             raise SettingsError(
@@ -114,6 +117,7 @@ class RolloutFunc:
         self.job = job
         self._name = name
         self._refill = refill
+        self._traces = traces
         self._fleet = fleet
         self._weights = str(Path(weights).absolute() / client.run) if weights is not None else ""
         self._consumer: Consumer | None = None
@@ -309,7 +313,8 @@ class RolloutFunc:
                 yield from [row_of(None, None, padding)] * job.size
                 continue
             members = list(zip(group.trajectories, group.rewards, strict=True))
-            yield from (row_of(trajectory, reward, padding) for trajectory, reward in members)
+            for trajectory, reward in members:
+                yield row_of(trajectory, reward, padding, self._traces)
             yield from [row_of(None, None, padding)] * (job.size - len(members))
 
 

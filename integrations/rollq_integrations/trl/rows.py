@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollq import ContractError, Job, Trajectory
+from rollq import ContractError, Job, Traces, Trajectory
 from rollq.images import refuse_images
 from rollq.pip_extras import needs
 
@@ -69,18 +69,21 @@ class Row:
     """The job, for reward functions and logs of your own; None for a dead member."""
 
 
-def row_of(trajectory: Trajectory | None, reward: float | None, padding: int) -> Row:
+def row_of(
+    trajectory: Trajectory | None, reward: float | None, padding: int, traces: Traces = "all"
+) -> Row:
     """TRL takes no empty response. So where nothing was sampled, it is one masked token."""
     job_id, segments = None, []
     if trajectory:
         refuse_images(trajectory, "TRL")
-        job_id, segments = trajectory.job.id, trajectory.segments()
+        job_id, segments = trajectory.job.id, trajectory.segments(traces)
     ids, response, logprobs, mask = [padding], [padding], [0.0], [0]
     if segments:
         if len(segments) > 1:  # an agent program's
             raise ContractError(
                 f"{job_id} has {len(segments)} traces, and TRL's synchronous trainer takes one row "
-                "a rollout: train on `batch.arrays()`, or with rollq_integrations.trl.async_grpo"
+                'a rollout: RolloutFunc(traces="longest"), or train on `batch.arrays()` or with '
+                "rollq_integrations.trl.async_grpo"
             )
         [segment] = segments
         ids, response = list(segment.prompt_ids), list(segment.response_ids)

@@ -44,13 +44,15 @@ class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
         job: Mapping[str, Any] | None = None,
         keep_steps: int | None = None,
         session_from: str = "uid",
+        traces: str = "all",
         **kwargs: Any,
     ) -> None:
         """`redis_url`: default ROLLQ_REDIS_URL. `job`: fields of `rollq.Job` that all rows have,
         `budget` as a mapping. `keep_steps`: steps for which a played episode is kept for a trainer
         that restarts (default: `trainer.save_freq` and
         `trainer.v1.sampler.max_off_policy_threshold`). `session_from`: `uid` or `task`, what makes
-        two sessions the same; docs/verl.md.
+        two sessions the same; docs/verl.md. `traces`: `all`, `main` or `longest`, those to train
+        on.
         """
         super().__init__(*args, **kwargs)
         if session_from not in ("uid", "task"):
@@ -59,6 +61,7 @@ class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
             keep_steps = _keep_steps(self.config.trainer)
         self._job: dict[str, Any] = _plain(job or {})
         self._by_task = session_from == "task"
+        self._traces = traces
         self._episodes = episodes(redis_url, run, keep_steps)
 
     async def run(self, sampling_params: dict[str, Any], **fields: Any) -> Any:
@@ -69,7 +72,8 @@ class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
         job = self._as_job(sampling_params, fields, self._session(fields))
         step = _step(fields)
         trajectory = await self._episodes.play(job, step)
-        outputs = [AgentLoopOutput(**output) for output in as_outputs(trajectory, step)]
+        rows = as_outputs(trajectory, step, self._traces)
+        outputs = [AgentLoopOutput(**row) for row in rows]
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _session(self, fields: Mapping[str, Any]) -> str:
@@ -106,8 +110,9 @@ class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
         return Job.of({**row, "sampling": {**verls, **own}, "group": group, "budget": budget})
 
 
-def as_outputs(trajectory: Trajectory, step: int) -> list[dict[str, Any]]:
-    """The fields of verl's AgentLoopOutput, for each trace in which something was sampled.
+def as_outputs(trajectory: Trajectory, step: int, traces: str = "all") -> list[dict[str, Any]]:
+    """The fields of verl's AgentLoopOutput, for each trace in which something was sampled, of those
+    that `traces` chooses (`Trajectory.segments`).
 
     verl puts the reward on the last token of the response, and asks for the versions as integers:
     that of the weights with which the first and the last token were sampled, at the oldest and at
@@ -116,13 +121,13 @@ def as_outputs(trajectory: Trajectory, step: int) -> list[dict[str, Any]]:
     with images.
     """
     refuse_images(trajectory, "verl")
-    segments = trajectory.segments()
+    segments = trajectory.segments(traces)
     if not segments:
         raise ContractError(
             f"job {trajectory.job.id}: the policy sampled nothing (stop {trajectory.stop})"
         )
     outputs = [_output(segment, trajectory, step) for segment in segments]
-    for output, experts in zip(outputs, segment_experts(trajectory), strict=False):
+    for output, experts in zip(outputs, segment_experts(trajectory, traces), strict=False):
         output["routed_experts"] = experts.astype(
             "int32"
         )  # a row for each token of prompt and response

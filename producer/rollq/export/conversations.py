@@ -14,7 +14,8 @@ def conversations(trajectory: Trajectory) -> list[dict[str, Any]]:
     order of the tokens; empty where there is only one.
 
     `messages` is its conversation, whose last assistant messages are its turns. `turns` has their
-    numbers in the episode, in which all traces count together. `tools` has names. `behind` is there
+    numbers in the episode, in which all traces count together. `tools` has names. `kind` is `main`
+    or `helper` (`Trajectory.kinds`). `behind` is there
     where its tokens begin with those of an earlier trace up to the end of one of its turns:
     `[trace, turn]`. `unanswered` is the text of a last turn that is not among the messages, because
     the attempt failed.
@@ -25,7 +26,8 @@ def conversations(trajectory: Trajectory) -> list[dict[str, Any]]:
         return []
     records = []
     for number, messages in enumerate(trajectory.conversations):
-        records.append(_conversation(messages, traces[number]) | _behind(traces, number))
+        record = _conversation(messages, traces[number]) | _behind(traces, number)
+        records.append(record | {"kind": trajectory.kinds[number]})
     return records
 
 

@@ -138,7 +138,7 @@ def test_traces_have_headings_and_what_an_agent_did_is_shown_where_it_happened()
     parts = [
         *(
             "step      opens",
-            "-- trace 0; tools: look --",
+            "-- trace 0 (main); tools: look --",
             "turn 0:",
             'step      look {"at": "it"}',
             "It is red.",
@@ -146,13 +146,13 @@ def test_traces_have_headings_and_what_an_agent_did_is_shown_where_it_happened()
         ),
         *(
             "turn 2:",
-            "-- trace 1; tools: none --",
+            "-- trace 1 (helper); tools: none --",
             "turn 1:",
             "asked for temperature 0.3",
             "turn 3:",
         ),
         *(
-            "-- trace 2, which begins like trace 0 up to the end of turn 0;",
+            "-- trace 2 (helper), which begins like trace 0 up to the end of turn 0;",
             "or rather",
             "turn 4:",
             "the agent wrote:",

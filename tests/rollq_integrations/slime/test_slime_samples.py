@@ -93,6 +93,14 @@ def test_slime_converts_them_without_a_change(slime: str) -> None:
         ]
 
 
+def test_chosen_traces_are_the_samples(slime: str) -> None:
+    batch = made(PLAIN, SEVERAL)
+    [[plain, longest], _] = batch_samples(batch, 0, arguments(), "longest")
+    first, second = batch.trajectories
+    assert plain.tokens == first.tokens.tolist()
+    assert longest.tokens == second.tokens.tolist()[second.traces[0] :]
+
+
 def test_places_are_the_same_after_a_restart(slime: str) -> None:
     batch = made(PLAIN, LONG, LONG, PLAIN)
     groups = batch_samples(batch, 3, arguments())

@@ -7,15 +7,20 @@ import shutil
 import socket
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rollq.events import Sampled
 from rollq.trajectory import Trajectory
 from rollq_worker.agents.known_agents import add_file
 from rollq_worker.failures import Diverged
+from rollq_worker.fakes import FakeEngine, FakeUser
+from rollq_worker.protocols import Generated, SampleRequest
 from tests.conftest import REPO
+from tests.rollq.token_rows import batch_of
 from tests.rollq_worker.agents.played import play, text_of
 
 pytestmark = pytest.mark.agents
@@ -41,13 +46,12 @@ def said(agent: str) -> list[str]:
     ]
 
 
-def played(agent: str, texts: list[str], **options: Any) -> Trajectory:
+def played(agent: str, texts: list[str], script: str = "", **options: Any) -> Trajectory:
     program = {"claude_code": "claude", "codex": "codex"}[agent]
     assert shutil.which(program), "run it by `make test-agents`"
     budget = {"max_turns": 20, "max_tokens": 400_000, "max_new_tokens": 4000}
-    return play(
-        add_file(str(REPO / f"examples/agents/{agent}.sh")), *texts, budget=budget, **options
-    )
+    script = script or str(REPO / f"examples/agents/{agent}.sh")
+    return play(add_file(script), *texts, budget=budget, **options)
 
 
 @pytest.mark.parametrize("agent", TOOLS)
@@ -135,6 +139,84 @@ def test_a_policy_that_ends_its_agent_is_graded(agent: str) -> None:
 def test_a_turn_of_codex_that_is_cut_ends_its_episode() -> None:
     done = played("codex", [*said("codex")[:1], "x" * 5000])
     assert (done.stop, done.reward, done.turns) == ("length", 0.0, 2)
+
+
+class Policy(FakeEngine):
+    """Samples by the rendered conversation: an agent asks for helpers in its own order."""
+
+    def __init__(self, says: Callable[[str], str]) -> None:
+        super().__init__(("",))
+        self.says = says
+
+    def generate(self, request: SampleRequest) -> Generated:
+        self.texts = (self.says(text_of(request.ids)),)
+        return super().generate(request)
+
+
+def asks_a_helper(conversation: str) -> str:
+    if "SUBTASK" in conversation and "Fix it." not in conversation:
+        return "The helper says 7."
+    if "Async agent launched" in conversation and "The helper says 7." not in conversation:
+        return "I wait."
+    if "[tool]" in conversation:
+        return "It is fixed."
+    arguments = {"description": "look it up", "prompt": "SUBTASK", "subagent_type": "claude"}
+    return json.dumps({"name": "Agent", "arguments": arguments})
+
+
+def fills_its_context(agent: str) -> Callable[[str], str]:
+    tool, key = TOOLS[agent]
+
+    def says(conversation: str) -> str:
+        asked = conversation.rsplit("[user]")[-1]
+        if "TEXT ONLY" in asked or "CHECKPOINT COMPACTION" in asked:
+            return "<summary>HALF FIXED</summary>"
+        if "HALF FIXED" in conversation:
+            return "It is fixed."
+        command = "seq 1 20000 | head -c 25000"
+        return json.dumps({"name": tool, "arguments": {key: command}})
+
+    return says
+
+
+def compacting(agent: str, folder: Path) -> str:
+    """The example's script, for an agent that shortens its conversation early."""
+    script = (REPO / f"examples/agents/{agent}.sh").read_text()
+    early = {
+        "claude_code": ("exec", "export CLAUDE_CODE_AUTO_COMPACT_WINDOW=100000\nexec"),
+        "codex": ("web_search", "model_auto_compact_token_limit = 60000\nweb_search"),
+    }
+    path = folder / f"{agent}.sh"
+    path.write_text(script.replace(*early[agent], 1))
+    return str(path)
+
+
+def parts(done: Trajectory) -> list[tuple[str, str]]:
+    """The kind of each row of an episode, and the last that was sampled in it. The rows of
+    `traces="main"` are those of kind main.
+    """
+    rows = done.segments()
+    main = batch_of([done]).arrays(traces="main")
+    own = [row for row in rows if row.kind == "main"]
+    assert main.mask.sum(1).tolist() == [row.sampled_tokens for row in own]
+    assert main.weights.sum() == pytest.approx(1.0)
+    ends = [[event for event in row.events if isinstance(event, Sampled)][-1] for row in rows]
+    return [(row.kind, text_of(end.ids)) for row, end in zip(rows, ends, strict=True)]
+
+
+def test_a_sub_agent_of_claude_code_is_a_helper() -> None:
+    done = played("claude_code", [], engine=Policy(asks_a_helper), user=FakeUser(["Fix it."]))
+    assert parts(done) == [("main", "It is fixed."), ("helper", "The helper says 7.")]
+
+
+@pytest.mark.parametrize("agent", TOOLS)
+def test_the_main_conversation_goes_on_when_it_is_shortened(agent: str, tmp_path: Path) -> None:
+    engine = Policy(fills_its_context(agent))
+    done = played(agent, [], script=compacting(agent, tmp_path), engine=engine)
+    (first, call), request, last = parts(done)
+    assert (first, json.loads(call)["name"]) == ("main", TOOLS[agent][0])
+    assert request == ("helper", "<summary>HALF FIXED</summary>")
+    assert last == ("main", "It is fixed.")
 
 
 def test_another_attempt_of_claude_code_goes_on_after_any_turn() -> None:

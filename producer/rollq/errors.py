@@ -24,6 +24,7 @@
         ├── UserFailure        class user     (infrastructure: retried, resumed)
         ├── WorkerFailure      class worker   (infrastructure: retried, resumed)
         ├── RewardFailure      class reward   (infrastructure: retried, resumed; never reward 0)
+        ├── TeacherFailure     class teacher  (infrastructure: retried, resumed)
         ├── AgentFailure       class agent    (data: retried from the start)
         ├── EnvironmentFailure class env      (data: retried once, in a fresh environment)
         └── JobFailure         class job      (data: the job itself cannot be played)
@@ -50,6 +51,8 @@ class FailureClass(StrEnum):
     """The worker: died, lost its lease, ran out of memory."""
     REWARD = "reward"
     """The job's reward function: its judge did not answer, it raised, it returned no number."""
+    TEACHER = "teacher"
+    """One of the job's teachers: its engine did not answer, or cannot score the episode."""
     AGENT = "agent"
     """The job's agent program: crashed, hung, did not do after a resume what it had done before."""
     ENV = "env"
@@ -198,6 +201,14 @@ class RewardFailure(RolloutFailure):
     """
 
     failure = FailureClass.REWARD
+
+
+class TeacherFailure(RolloutFailure):
+    """A teacher of the job did not score the episode. It is in the journal, so the next attempt
+    only asks the teachers again.
+    """
+
+    failure = FailureClass.TEACHER
 
 
 class AgentFailure(RolloutFailure):

@@ -14,6 +14,7 @@ from typing import Any, get_origin
 from rollq.errors import ContractError
 from rollq.numbers import is_number, whole_number
 from rollq.sampling import objection
+from rollq.teachers import Teacher
 from rollq.trajectory_extras import ExpertShape
 
 Json = Any
@@ -202,6 +203,11 @@ class Job(Identified):
     of the model's routing (`ExpertShape`), as in `{"layers": 48, "top_k": 8, "experts": 128}`. The
     same for the whole group.
     """
+    teachers: Mapping[str, Json] = field(default_factory=dict)
+    """Models that score each token that the policy sampled, by names of your own: `{"math":
+    {"model": NAME, ...}}`, with the options of `rollq.teachers.Teacher`. The same for the whole
+    group.
+    """
     weight_version: str = ""
     """Pins the job to weights of that version: what others would sample is not taken. While no
     engine serves them, its worker puts the job back, at no cost. Give such jobs engines and workers
@@ -242,6 +248,7 @@ class Job(Identified):
         self._check_group()
         self._check_options()
         self._check_experts()
+        self._check_teachers()
         refusal = objection(self.sampling, self.budget.max_new_tokens)
         if refusal:
             raise self._error(refusal)
@@ -323,6 +330,15 @@ class Job(Identified):
             raise self._error(str(e)) from e
         if self.purpose is Purpose.EVAL:
             raise self._error("routed_experts are for training, and this is an evaluation")
+
+    def _check_teachers(self) -> None:
+        for name, options in self.teachers.items():
+            try:
+                if not isinstance(name, str) or not NAME.fullmatch(name):
+                    raise ContractError(f"its name must match {NAME.pattern}")
+                Teacher.read(options)
+            except ContractError as e:
+                raise self._error(f"teacher {name!r}: {e}") from e
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> "Job":
@@ -420,7 +436,7 @@ def served_adapter(adapter: str, version: str) -> str:
     """The name by which engines know that version of a LoRA adapter. Replies do not tell which
     weights an adapter had, and a name that was loaded stays bound to its folder.
     """
-    return f"{adapter}@{version}"
+    return f"{adapter}@{version}" if version else adapter
 
 
 def job_id(run: str, group: str, sample: int) -> str:

@@ -21,8 +21,9 @@ from itertools import repeat
 from rollq.errors import ContractError, FailureClass, FunctionError
 from rollq.events import GRADED, Closed, Event, Message, Observed, Prompt, Sampled, Stop, TokenEvent
 from rollq.job import Job, Json
+from rollq.teachers import is_score, teacher_of
 from rollq.traces import Kind, trace_kinds
-from rollq.trajectory_extras import Extra
+from rollq.trajectory_extras import Extra, little_endian
 
 Traces = str | Callable[[Sequence["Segment"]], Sequence["Segment"]]
 """Traces to train on: `all`, `main`, `longest`, or a function of a trajectory's segments that
@@ -82,6 +83,19 @@ class Segment:
         """
         return self.trajectory.kinds[self.trace]
 
+    @cached_property
+    def scores(self) -> Mapping[str, Extra]:
+        """Of the trajectory's extras, the teachers' (`rollq.teachers`): one row for each sampled
+        token of the trace.
+        """
+        before = sum(self.trajectory.traces[: self.trace])
+        first = self.trajectory.mask[:before].count(1)
+        return {
+            name: extra.rows(first, self.sampled_tokens)
+            for name, extra in self.trajectory.extras.items()
+            if is_score(name)
+        }
+
     @property
     def sampled_tokens(self) -> int:
         """Number of tokens that the policy sampled."""
@@ -111,6 +125,11 @@ class Segment:
     def logprobs(self) -> array[float]:
         """array('f'): 0.0 where the mask is 0."""
         return _logprobs(self.events)
+
+    @cached_property
+    def teacher_logprobs(self) -> Mapping[str, array[float]]:
+        """array('f') by the teacher's name: 0.0 where the mask is 0."""
+        return _teacher_logprobs(self.scores, self.mask)
 
     @cached_property
     def versions(self) -> list[str | None]:
@@ -190,6 +209,13 @@ class Trajectory:
     def logprobs(self) -> array[float]:
         """array('f'), one per token: 0.0 where the mask is 0."""
         return _logprobs(self.spans)
+
+    @cached_property
+    def teacher_logprobs(self) -> Mapping[str, array[float]]:
+        """array('f') by the teacher's name, one per token: 0.0 where the mask is 0. Empty without
+        `Job.teachers`.
+        """
+        return _teacher_logprobs(self.extras, self.mask)
 
     @cached_property
     def versions(self) -> list[str | None]:
@@ -336,6 +362,18 @@ def _logprobs(spans: Iterable[TokenEvent]) -> array[float]:
         for event in spans
     )
     return array("f", b"".join(parts))
+
+
+def _teacher_logprobs(extras: Mapping[str, Extra], mask: bytes) -> Mapping[str, array[float]]:
+    """The logprobs of each teacher among the extras, one per token of the mask."""
+    by_name = {}
+    for name, extra in extras.items():
+        if teacher := teacher_of(name):
+            scores = iter(little_endian("f", extra.data))
+            by_name[teacher] = array(
+                "f", (next(scores) if is_sampled else 0.0 for is_sampled in mask)
+            )
+    return by_name
 
 
 def _versions(spans: Iterable[TokenEvent]) -> list[str | None]:

@@ -55,6 +55,14 @@ class Extra:
         """Bytes of an entry."""
         return len(self.data) // prod(self.shape)
 
+    def rows(self, first: int, count: int) -> Extra:
+        """So many rows (entries of the outermost dimension) from `first` on. Raises ContractError
+        where there are none.
+        """
+        row = len(self.data) // self.shape[0]
+        data = self.data[first * row : (first + count) * row]
+        return Extra(dtype=self.dtype, shape=(count, *self.shape[1:]), data=data)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertShape:
@@ -118,3 +126,11 @@ class ExpertShape:
         if sys.byteorder == "big":
             numbers.byteswap()
         return numbers.tobytes()
+
+
+def little_endian(typecode: str, data: bytes) -> array[Any]:
+    """The array of an extra's bytes."""
+    values = array(typecode, data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

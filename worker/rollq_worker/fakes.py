@@ -23,6 +23,8 @@ from rollq_worker.protocols import (
     ReadTurn,
     Routing,
     SampleRequest,
+    Scores,
+    Scoring,
     TurnRefused,
 )
 
@@ -49,10 +51,26 @@ def fake_experts(ids: array[int], routing: Routing) -> Extra:
     )
 
 
+def fake_score(id: int) -> float:
+    """A logprob that follows from the id, exact in 32 bits."""
+    return -(id % 64 + 1) / 64
+
+
+def fake_scores(ids: array[int], scoring: Scoring) -> Scores:
+    """`fake_score` of each token behind the scoring's start; the likeliest are 0, 1, ..."""
+    scored = ids[scoring.start + 1 :]
+    likeliest = range(scoring.top_k)
+    return Scores(
+        array("d", map(fake_score, scored)),
+        [array("I", likeliest) for _ in scored if scoring.top_k],
+        [array("d", map(fake_score, likeliest)) for _ in scored if scoring.top_k],
+    )
+
+
 @dataclass
 class FakeEngine:
     """Samples the texts one after the other, and then the last one again and again. The stop token
-    follows unless the text is cut.
+    follows unless the text is cut. Prompts are scored by `fake_score`.
     """
 
     texts: Sequence[str]
@@ -102,6 +120,7 @@ class FakeEngine:
             experts = fake_experts(ids + out, routing)
         return Generated(
             routed_experts=experts,
+            scores=fake_scores(ids, request.scoring) if request.scoring else None,
             ids=out,
             logprobs=array("f", [-0.5] * len(out)),
             versions=[VersionSpan(self.version, 0, len(out))],

@@ -27,6 +27,31 @@ class Routing:
     shape: ExpertShape
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """Asks for the logprobs of the prompt's own tokens behind place `start`."""
+
+    start: int
+    top_k: int = 0
+    """Number of likeliest tokens to name at each place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The logprobs of a prompt's tokens behind `Scoring.start`, each given all tokens before it:
+    log_softmax(logits), whatever the sampling parameters. One entry for each of these tokens.
+    """
+
+    logprobs: array[float]
+    """array('d')."""
+    top_ids: Sequence[array[int]] = ()
+    """The likeliest tokens at each place, the likeliest first, at most `top_k`. Empty if none were
+    asked for, or the engine names none.
+    """
+    top_logprobs: Sequence[array[float]] = ()
+    """Their logprobs, falling."""
+
+
 @dataclass(frozen=True, slots=True)
 class PromptImages:
     """The images of a prompt, in order."""
@@ -41,6 +66,7 @@ class Adapter(NamedTuple):
 
     name: str
     version: str
+    """"" where the engine itself has the adapter, by its name alone."""
 
     @property
     def served(self) -> str:
@@ -65,6 +91,8 @@ class SampleRequest:
     """The routed experts to ask for."""
     images: PromptImages | None = None
     """The images of the prompt."""
+    scoring: Scoring | None = None
+    """Logprobs of the prompt's own tokens to ask for."""
     accepts: Callable[[str], bool] | None = None
     """Decides if weights of that version may sample; None: all may. It may raise an error that
     stops the attempt.
@@ -100,6 +128,8 @@ class Generated:
     """Rows that `Routing` requested: one for each token from its start on, but for the last one
     that was sampled. The engine never read that one.
     """
+    scores: Scores | None = None
+    """Scores that `Scoring` requested."""
 
 
 class Engine(Protocol):

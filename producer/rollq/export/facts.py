@@ -16,11 +16,12 @@ from rollq.export.conversations import conversations, steps, unanswered
 from rollq.export.times import times_of
 from rollq.job import FIELD_TYPES
 from rollq.numbers import is_number
+from rollq.teachers import teacher_of
 from rollq.trajectory import Trajectory
 
 JOB_FIELDS = ("run", "group", "sample", "env", "split", "task", "queue", "labels", "sampling")
 """Fields of `Job` that every record has."""
-OPTIONAL_JOB_FIELDS = ("adapter",)
+OPTIONAL_JOB_FIELDS = ("adapter", "teachers")
 """Fields of `Job` that a record has where they are not empty."""
 
 
@@ -124,9 +125,16 @@ def _job_fact(name: str, *, is_optional: bool = False) -> Fact:
 def _extras(trajectory: Trajectory) -> dict[str, Any] | None:
     arrays = {}
     for name, extra in trajectory.extras.items():
+        if teacher_of(name):
+            continue
         data = b64encode(extra.data).decode()
         arrays[name] = {"dtype": extra.dtype, "shape": list(extra.shape), "data": data}
     return arrays or None
+
+
+def _teacher_logprobs(trajectory: Trajectory) -> dict[str, Any] | None:
+    by_teacher = trajectory.teacher_logprobs.items()
+    return {teacher: logprobs.tolist() for teacher, logprobs in by_teacher} or None
 
 
 def _pieces(trajectory: Trajectory) -> list[list[Any]]:
@@ -168,6 +176,7 @@ FACTS: Mapping[str, Fact] = {
     "tokens": Fact(lambda t: t.tokens.tolist(), *LIST),
     "mask": Fact(lambda t: list(t.mask), *LIST),
     "logprobs": Fact(lambda t: t.logprobs.tolist(), *LIST),
+    "teacher_logprobs": Fact(_teacher_logprobs, *MAPPING, is_optional=True),
     "versions": Fact(attrgetter("versions"), *LIST),
     "traces": Fact(attrgetter("traces"), _are_lengths, "a list of lengths above 0"),
     "pieces": Fact(_pieces, *LIST),

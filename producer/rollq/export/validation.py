@@ -51,6 +51,7 @@ def faults(record: Record) -> list[str]:
         *_piece_faults(record),
     ]
     return by_token or [
+        *_teacher_faults(record),
         *_turn_faults(record),
         *_turn_reward_faults(record),
         *_extra_faults(record),
@@ -115,6 +116,20 @@ def _token_fault(token: Any, sampled: Any, logprob: Any, version: Any) -> str:
     if not sampled and (logprob != 0.0 or version is not None):
         return f"it was not sampled, and has logprob {logprob} and version {version!r:.60}"
     return ""
+
+
+def _teacher_faults(record: Record) -> Iterator[str]:
+    by_teacher = record.get("teacher_logprobs", {})
+    if by_teacher.keys() != record.get("teachers", {}).keys() and any(record["mask"]):
+        yield f"it has logprobs of the teachers {[*by_teacher]}, and teachers {record['teachers']}"
+    for teacher, logprobs in by_teacher.items():
+        if not is_list(logprobs) or len(logprobs) != len(record["mask"]):
+            yield f"teacher {teacher}: not one logprob for each of {len(record['mask'])} tokens"
+        elif not all(
+            is_number(logprob) and (sampled or logprob == 0.0)
+            for logprob, sampled in zip(logprobs, record["mask"], strict=True)
+        ):
+            yield f"teacher {teacher}: a logprob that is no finite number, or of an unsampled token"
 
 
 def _piece_faults(record: Record) -> Iterator[str]:

@@ -17,6 +17,7 @@ BUDGETS = {
     FailureClass.USER: 5,
     FailureClass.WORKER: 5,
     FailureClass.REWARD: 5,
+    FailureClass.TEACHER: 5,
     FailureClass.AGENT: 3,
     FailureClass.ENV: 2,
     FailureClass.JOB: 2,
@@ -25,7 +26,13 @@ BUDGETS = {
 """The number of failures of each class that kills a job, unless the run has its own
 (`Ledger.pin_budgets`).
 """
-INFRASTRUCTURE = (FailureClass.ENGINE, FailureClass.USER, FailureClass.WORKER, FailureClass.REWARD)
+INFRASTRUCTURE = (
+    FailureClass.ENGINE,
+    FailureClass.USER,
+    FailureClass.WORKER,
+    FailureClass.REWARD,
+    FailureClass.TEACHER,
+)
 """Classes after whose failures the next attempt waits for a backoff and goes on with the journal.
 After the others it starts again with an empty one.
 """

@@ -3,7 +3,7 @@
 It only reads, so an answer may be stale; every decision is a script of `Ledger`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import inf
 from typing import Any
@@ -23,6 +23,7 @@ from rollq.ledger.stored import number, text
 from rollq.ledger.versions import read_policy
 from rollq.ledger.workers.reaping import RUNS_REMEDY
 from rollq.servers.refusal import KEY_REMEDY, guarded
+from rollq.teachers import logprobs_of
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Header, Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS, Extra
@@ -169,15 +170,16 @@ class LedgerReader:
     def read(
         self, job_ids: Sequence[str], extras: Sequence[str] = ()
     ) -> list[Trajectory | ContractError]:
-        """The trajectories of done jobs, with the extras of these names. A job that cannot be read
-        has its error instead.
+        """The trajectories of done jobs, with the extras of these names and their teachers'
+        logprobs. A job that cannot be read has its error instead.
 
         Raises UnknownSchema when another version of rollq wrote one of them.
         """
         trajectories = read_finished(self.scripts, job_ids)
-        if not extras:
+        names = dict.fromkeys((*extras, *_teachers_scores(trajectories)))
+        if not names:
             return trajectories
-        arrays = read_extras(self.scripts, job_ids, extras)
+        arrays = read_extras(self.scripts, job_ids, list(names))
         pairs = zip(trajectories, arrays, strict=True)
         trajectories = [_with_extras(trajectory, own) for trajectory, own in pairs]
         if ROUTED_EXPERTS in extras:
@@ -374,7 +376,23 @@ def _with_extras(
 ) -> Trajectory | ContractError:
     if isinstance(trajectory, ContractError):
         return trajectory
-    return extras if isinstance(extras, ContractError) else replace(trajectory, extras=extras)
+    if isinstance(extras, ContractError):
+        return extras
+    sampled = trajectory.sampled_tokens
+    for teacher in trajectory.job.teachers if sampled else ():
+        scores = extras.get(logprobs_of(teacher))
+        if scores is None or (scores.dtype, scores.shape) != ("float32", (sampled,)):
+            return ContractError(
+                f"job {trajectory.job.id}: the logprobs of the teacher {teacher!r} are not there"
+            )
+    return replace(trajectory, extras=extras)
+
+
+def _teachers_scores(trajectories: Iterable[Trajectory | ContractError]) -> Iterator[str]:
+    """The extras with the logprobs of these trajectories' teachers."""
+    for trajectory in trajectories:
+        if isinstance(trajectory, Trajectory):
+            yield from map(logprobs_of, trajectory.job.teachers)
 
 
 def _with_experts(trajectory: Trajectory | ContractError) -> Trajectory | ContractError:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from rollq.errors import ContractError
 from rollq.events import Sampled
 from rollq.pip_extras import needs
+from rollq.training.teachers import teacher_scores
 from rollq.trajectory import Segment, Traces, Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS, Extra
 
@@ -118,6 +119,20 @@ class SegmentArrays(Generic[Array]):
     """int64, (rows,): the row's group, as an index into `batch.groups`."""
     left_out: int
     """Number of rows that are not here because they have more than `max_length` tokens."""
+    teacher_logprobs: Mapping[str, Array]
+    """By the name of each teacher (`Job.teachers`), in the shape of `tokens`, float32: its logprob
+    of the token at the same place, 0.0 where the mask is False, NaN in rows whose job does not name
+    it.
+    """
+    teacher_top_ids: Mapping[str, Array]
+    """int64, in the shape of `tokens` and (top_k,): the likeliest tokens at each place, the
+    likeliest first; -1 where the mask is False, or the job does not name the teacher. Of teachers
+    whose `top_ids` extra was asked for.
+    """
+    teacher_top_logprobs: Mapping[str, Array]
+    """float32, in the same shape: the logprobs of these, if the `top_logprobs` extra was asked for.
+    NaN where no token is named.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -186,9 +201,17 @@ def pad(
         )
     padding = [width - length for length in lengths]
     flat, names = _end_to_end(rows, dtype, padding)
+    scores = teacher_scores([row.segment for row in rows], flat["mask"])
     per_token = {name: array.reshape(len(rows), width) for name, array in flat.items()}
     return PaddedArrays(
         **_per_row(rows) | per_token,
+        **{
+            name: {
+                teacher: array.reshape(len(rows), width, *array.shape[1:])
+                for teacher, array in arrays.items()
+            }
+            for name, arrays in scores.items()
+        },
         version_names=names,
         version_steps=_steps(names, version_steps),
         left_out=left_out,
@@ -208,6 +231,7 @@ def pack(
     positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
     return PackedArrays(
         **_per_row(rows) | per_token,
+        **teacher_scores([row.segment for row in rows], per_token["mask"]),
         version_names=names,
         version_steps=_steps(names, version_steps),
         left_out=left_out,
@@ -296,7 +320,7 @@ def _turn_advantages(rows: Sequence[Row], mask: Numpy) -> Numpy:
     return advantages
 
 
-def _per_row(rows: Sequence[Row]) -> dict[str, Numpy]:
+def _per_row(rows: Sequence[Row]) -> dict[str, Any]:
     import numpy as np
 
     advantages = [row.advantage if isinstance(row.advantage, float) else 0.0 for row in rows]
@@ -326,6 +350,8 @@ def _tensors(arrays: SegmentArrays[Any]) -> dict[str, Any]:
 
     values = {field.name: getattr(arrays, field.name) for field in fields(arrays)}
     for name, value in values.items():
-        if name not in ("version_names", "left_out"):
+        if isinstance(value, Mapping):
+            values[name] = {teacher: torch.as_tensor(array) for teacher, array in value.items()}
+        elif name not in ("version_names", "left_out"):
             values[name] = torch.as_tensor(value)
     return values

@@ -2,7 +2,9 @@
 
 import itertools
 import sys
-from dataclasses import fields
+from array import array
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,10 @@ from hypothesis import strategies as st
 
 from rollq.batch import Batch
 from rollq.errors import ContractError, SettingsError
+from rollq.teachers import logprobs_of, top_ids_of, top_logprobs_of
 from rollq.training.arrays import PackedArrays, PaddedArrays
+from rollq.trajectory import Trajectory
+from rollq.trajectory_extras import Extra
 from tests.rollq.token_rows import (
     batch_of,
     batches,
@@ -24,7 +29,6 @@ from tests.rollq.token_rows import (
 )
 
 NAMED = {"tokens", "mask", "logprobs", "versions"}
-PLAIN = {"version_names", "left_out"}
 
 
 def check_places(arrays: "PaddedArrays[Any] | PackedArrays[Any]", real: Any) -> None:
@@ -77,9 +81,9 @@ def test_packed_rows_are_the_padded_ones_without_padding(batch: Batch) -> None:
         assert (getattr(packed, name) == getattr(padded, name)[real]).all()
     assert packed.offsets.tolist() == [0, *np.cumsum(real.sum(1)).tolist()]
     assert (packed.positions == np.nonzero(real)[1]).all()
-    for field in fields(padded):
-        if field.name not in {*NAMED, "attention_mask", *PLAIN}:
-            assert (getattr(packed, field.name) == getattr(padded, field.name)).all()
+    for name, numbers in arrays_of(padded).items():
+        if name not in {*NAMED, "attention_mask"}:
+            assert (getattr(packed, name) == numbers).all()
 
 
 def test_each_row_knows_its_trajectory_and_group() -> None:
@@ -123,7 +127,9 @@ def test_shapes_and_dtypes_are_those_of_the_docstrings() -> None:
 
 
 def arrays_of(arrays: Any) -> dict[str, Any]:
-    return {f.name: getattr(arrays, f.name) for f in fields(arrays) if f.name not in PLAIN}
+    """Those of numpy, without those by teacher."""
+    values = {field.name: getattr(arrays, field.name) for field in fields(arrays)}
+    return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 
 def test_nothing_is_cut() -> None:
@@ -193,12 +199,13 @@ class TestTorch:
         arrays = getattr(a_batch(), how)()
         tensors = arrays.torch()
         assert type(tensors) is type(arrays) and tensors.version_names == arrays.version_names
-        for name, array in arrays_of(arrays).items():
+        for name, numbers in arrays_of(arrays).items():
             tensor = getattr(tensors, name)
-            assert isinstance(tensor, torch.Tensor) and str(tensor.dtype) == f"torch.{array.dtype}"
             assert (
-                tensor.numpy() == array
-            ).all() and tensor.data_ptr() == array.ctypes.data  # the same memory
+                isinstance(tensor, torch.Tensor) and str(tensor.dtype) == f"torch.{numbers.dtype}"
+            )
+            assert (tensor.numpy() == numbers).all()
+            assert tensor.data_ptr() == numbers.ctypes.data  # the same memory
 
     @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
     def test_torch_reads_the_buffers_as_they_are(self) -> None:
@@ -210,3 +217,37 @@ class TestTorch:
         logprobs = torch.frombuffer(trajectory.logprobs, dtype=torch.float32)
         assert mask.tolist() == [sampled_id(token) for token in tokens.tolist()]
         assert logprobs.tolist() == [logprob_of(token) for token in tokens.tolist()]
+
+
+def scored(trajectory: Trajectory, teacher: str, top_k: int = 0) -> Trajectory:
+    """With a score of each sampled token that follows from its id."""
+    ids = [id for id, sampled in zip(trajectory.tokens, trajectory.mask, strict=True) if sampled]
+
+    def extra(typecode: str, dtype: str, values: Sequence[float], *shape: int) -> Extra:
+        return Extra(dtype=dtype, shape=(len(ids), *shape), data=array(typecode, values).tobytes())
+
+    extras = {logprobs_of(teacher): extra("f", "float32", [logprob_of(id) / 2 for id in ids])}
+    if top_k:
+        top = [id + rank for id in ids for rank in range(top_k)]
+        extras[top_ids_of(teacher)] = extra("I", "uint32", top, top_k)
+        extras[top_logprobs_of(teacher)] = extra("f", "float32", top, top_k)
+    return replace(trajectory, extras=extras)
+
+
+def test_teachers_scores_stand_at_the_places_of_their_tokens():
+    batch = a_batch()
+    first, second, alone = batch.trajectories
+    batch = batch_of([scored(first, "math", 2), scored(second, "math", 2)], [scored(alone, "code")])
+    for arrays in (batch.arrays(pad_to=20), batch.packed()):
+        math, code = arrays.teacher_logprobs["math"], arrays.teacher_logprobs["code"]
+        assert math.shape == code.shape == arrays.tokens.shape
+        of_math = arrays.mask & ~np.isnan(math)
+        assert (np.isnan(math) == (arrays.mask & ~np.isnan(code))).all()
+        assert (math[of_math] == arrays.logprobs[of_math] / 2).all()
+        assert not math[~arrays.mask].any() and not code[~arrays.mask].any()
+        top = arrays.teacher_top_ids["math"]
+        assert (top[of_math] == arrays.tokens[of_math][:, None] + [0, 1]).all()
+        assert (arrays.teacher_top_logprobs["math"][of_math] == top[of_math]).all()
+        assert (top[~of_math] == -1).all()
+        assert np.isnan(arrays.teacher_top_logprobs["math"][~of_math]).all()
+    assert not a_batch().arrays().teacher_logprobs

@@ -201,9 +201,10 @@ class Auditor:
             result.skipped[f"refused: {e}"] += len(positions)
             return {}
         scored = dict[int, float]()
+        tops: Sequence[Sequence[float]] = scores.top_logprobs or [()] * len(scores.logprobs)
         for i in positions:
             temperature, at = trajectory.conditions[i].temperature, i - first
-            logprob = rescale(scores.logprobs[at], scores.likeliest[at], temperature)
+            logprob = rescale(scores.logprobs[at], tops[at], temperature)
             try:
                 if logprob is None:
                     logprob = self._scorer.score_decoded(

@@ -11,7 +11,7 @@ import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, compress, count, islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from rollq.events import Finish
 from rollq.export.validation import faults
 from rollq.images import references
 from rollq.job import Json
+from rollq.teachers import Teacher
 from rollq_worker.audit.token_classes import SampledTurn
 
 CHANGES_LOGPROBS: Mapping[str, Json] = {
@@ -151,8 +152,9 @@ def _first_set(sampling: Mapping[str, Json], neutral: Mapping[str, Json]) -> str
     return ""
 
 
-def read(path: Path) -> Iterator[ExportedTrajectory]:
-    """The file's trajectories, one at a time.
+def read(path: Path, teacher: str = "") -> Iterator[ExportedTrajectory]:
+    """The file's trajectories, one at a time: as the policy sampled them, or with the scores of
+    this teacher in place of the policy's.
 
     Raises SettingsError if the file cannot be read, ContractError that names the line.
     """
@@ -160,14 +162,14 @@ def read(path: Path) -> Iterator[ExportedTrajectory]:
     try:
         with path.open("rb") as f:
             for number, text in enumerate(f, 1):
-                yield _parse(text, f"{path}:{number}")
+                yield _parse(text, f"{path}:{number}", teacher)
     except OSError as e:
         raise SettingsError(f"cannot read {path}: {e.strerror}") from e
     if not number:
         raise ContractError(f"{path} holds no trajectory")
 
 
-def _parse(text: bytes, where: str) -> ExportedTrajectory:
+def _parse(text: bytes, where: str, teacher: str) -> ExportedTrajectory:
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as e:
@@ -180,6 +182,8 @@ def _parse(text: bytes, where: str) -> ExportedTrajectory:
         raise ContractError(f"{where} is not an exported trajectory: {'; '.join(problems)}")
     try:
         trajectory = _trajectory(record, len(text))
+        if teacher:
+            trajectory = _of_teacher(trajectory, record, teacher, where)
         temperatures = {conditions.temperature for conditions in trajectory.conditions.values()}
     except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as e:
         raise ContractError(
@@ -210,6 +214,30 @@ def _trajectory(record: Mapping[str, Json], size: int) -> ExportedTrajectory:
         sampling=record["sampling"],
         adapter=record.get("adapter", ""),
         images=bool(references(record["messages"])),
+    )
+
+
+def _of_teacher(
+    trajectory: ExportedTrajectory, record: Mapping[str, Json], name: str, where: str
+) -> ExportedTrajectory:
+    """The trajectory as if the teacher had sampled it, at temperature 1. Raises ContractError."""
+    if name not in record.get("teacher_logprobs", {}):
+        there_are = ", ".join(record.get("teachers", {})) or "none"
+        raise ContractError(f"{where}: no logprobs of a teacher {name!r}; there are {there_are}")
+    teacher = Teacher.read(record["teachers"][name])
+    if teacher.prefix:
+        raise ContractError(
+            f"{where}: the teacher {name!r} saw a prefix, whose tokens are not in the file"
+        )
+    adapter, _, adapter_version = teacher.adapter.partition("@")
+    version = adapter_version if adapter else record["info"]["teachers"][name]
+    return replace(
+        trajectory,
+        logprobs=array("d", record["teacher_logprobs"][name]),
+        versions=[version if sampled else None for sampled in trajectory.mask],
+        pieces=[piece._replace(sampling={}) for piece in trajectory.pieces],
+        sampling={},
+        adapter=adapter,
     )
 
 

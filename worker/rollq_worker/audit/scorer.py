@@ -8,11 +8,10 @@ knows nothing of trajectories.
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 import json
-import math
 import uuid
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -22,7 +21,7 @@ from rollq.urls import mask_url
 from rollq_worker.engine.http import EngineHttp
 from rollq_worker.engine.limits import ContextLimits
 from rollq_worker.engine.replies import read_error
-from rollq_worker.protocols import Adapter
+from rollq_worker.protocols import Adapter, Scores
 from rollq_worker.remote.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
 from rollq_worker.remote.waiting import backoff, wait
 
@@ -35,18 +34,6 @@ BUSY_BACKOFF_S = (1.0, 8.0)
 
 class ScoringRefused(RollqError):
     """The engine refuses to score these tokens. The message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Scores of the tokens after the start, one entry each."""
-
-    logprobs: array[float]
-    """array('d'): log_softmax(logits), whatever the sampling parameters."""
-    likeliest: Sequence[Sequence[float]]
-    """The logprobs of the likeliest tokens at each position, falling; all empty if the engine does
-    not report them.
-    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +135,8 @@ class Scorer(ABC):
     def score(
         self, ids: array[int], start: int, *, likeliest: int = 0, adapter: Adapter | None = None
     ) -> Scores:
-        """The logprobs of `ids[start + 1:]`, each given all ids before it, with a LoRA adapter or
-        without one. Raises ScoringRefused, EngineFailure.
+        """The scores of `ids[start + 1:]`, and of so many likeliest tokens (fewer where the engine
+        has a bound), with a LoRA adapter or without one. Raises ScoringRefused, EngineFailure.
         """
 
     @abstractmethod
@@ -189,9 +176,3 @@ class Scorer(ABC):
             yield
         except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as e:
             raise EngineFailure(f"{self.url}: not a scoring reply ({type(e).__name__}: {e})") from e
-
-
-def finite(logprobs: Sequence[float]) -> array[float]:
-    if not all(map(math.isfinite, logprobs)):
-        raise ValueError("a logprob is not finite")
-    return array("d", logprobs)

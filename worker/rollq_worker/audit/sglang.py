@@ -13,13 +13,12 @@ from rollq.job import Json
 from rollq_worker.audit.scorer import (
     SampledTokens,
     Scorer,
-    Scores,
     ScoringRefused,
-    finite,
 )
 from rollq_worker.engine.limits import ContextLimits, read_limits
-from rollq_worker.engine.replies import ADAPTER_MISSING, read_error
-from rollq_worker.protocols import Adapter
+from rollq_worker.engine.replies import ADAPTER_MISSING, finite, read_error
+from rollq_worker.engine.sglang.scores import read_scores
+from rollq_worker.protocols import Adapter, Scores, Scoring
 
 
 class SGLangScorer(Scorer):
@@ -63,7 +62,8 @@ class SGLangScorer(Scorer):
         if likeliest:
             body["top_logprobs_num"] = likeliest
         with self._typed_errors():
-            return self._read(self._generate(body, adapter), ids[start:], bool(likeliest))
+            scoring = Scoring(start=start, top_k=likeliest)
+            return read_scores(self._generate(body, adapter), ids, scoring)
 
     def score_decoded(
         self, ids: array[int], token: int, temperature: float, adapter: Adapter | None = None
@@ -116,19 +116,3 @@ class SGLangScorer(Scorer):
         meta: dict[str, Any] = json.loads(response.body)["meta_info"]
         self._check_version(meta.get("weight_version", self.version))
         return meta
-
-    def _read(self, meta: dict[str, Any], ids: array[int], likeliest: bool) -> Scores:
-        entries = meta["input_token_logprobs"]
-        if [entry[1] for entry in entries] != ids.tolist():
-            raise EngineFailure(
-                f"{self.url}: the {len(entries)} logprobs are not those of the {len(ids)} ids sent"
-            )
-        logprobs = finite([entry[0] for entry in entries[1:]])
-        tops = meta.get("input_top_logprobs") if likeliest else None
-        if not tops:
-            return Scores(logprobs, [()] * len(logprobs))
-        if len(tops) != len(entries):
-            raise EngineFailure(
-                f"{self.url}: {len(tops)} lists of likeliest tokens for {len(entries)} tokens"
-            )
-        return Scores(logprobs, [finite([entry[0] for entry in top]) for top in tops[1:]])

@@ -13,15 +13,14 @@ from rollq.job import Json
 from rollq_worker.audit.scorer import (
     SampledTokens,
     Scorer,
-    Scores,
     ScoringConnection,
     ScoringRefused,
-    finite,
 )
 from rollq_worker.engine.limits import ANY_ID, UNLIMITED, ContextLimits
-from rollq_worker.engine.replies import read_error
+from rollq_worker.engine.replies import finite, read_error
+from rollq_worker.engine.vllm.scores import read_scores
 from rollq_worker.engine.vllm.server import VllmServer
-from rollq_worker.protocols import Adapter
+from rollq_worker.protocols import Adapter, Scores, Scoring
 
 LIKELIEST = 20
 """vLLM's own bound of the tokens that it reports at a position (--max-logprobs)."""
@@ -58,13 +57,8 @@ class VllmScorer(Scorer):
         count = min(likeliest, self._likeliest)
         params = {"max_tokens": 1, "prompt_logprobs": count}
         with self._typed_errors():
-            rows = self._generate(ids, params, self._scored, adapter)["prompt_logprobs"]
-            logprobs, tops = [], []
-            for id, row in zip(ids[start + 1 :], rows[start + 1 :], strict=True):
-                logprobs.append(row[str(id)]["logprob"])
-                falling = sorted((entry["logprob"] for entry in row.values()), reverse=True)
-                tops.append(finite(falling[:count]))
-            return Scores(finite(logprobs), tops)
+            reply = self._generate(ids, params, self._scored, adapter)
+            return read_scores(reply, ids, Scoring(start=start, top_k=count))
 
     def score_decoded(
         self, ids: array[int], token: int, temperature: float, adapter: Adapter | None = None

@@ -59,6 +59,12 @@ def add(commands: Commands) -> None:
         help="SGLang server (ROLLQ_ENGINE_URL, else http://127.0.0.1:30000)",
     )
     parser.add_argument(
+        "--teacher",
+        default="",
+        metavar="NAME",
+        help="compare the logprobs of this teacher; --engine is the teacher's",
+    )
+    parser.add_argument(
         "--versions",
         type=version_names,
         metavar="V[,V]",
@@ -95,6 +101,8 @@ class FileContents:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.offline and args.teacher:
+        raise SettingsError("--offline checks every teacher: leave out --teacher, or --offline")
     if args.offline and args.engine:
         raise SettingsError("--offline asks no engine: leave out --engine, or --offline")
     if args.offline:
@@ -105,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     # On a terminal the rows themselves show the progress.
     rows_show = not args.json and sys.stdout.isatty()
     with open_progress(io.StringIO() if rows_show else sys.stderr) as progress:
-        contents = _read(args.file, progress)
+        contents = _read(args.file, args.teacher, progress)
         scorer = open_scorer(args.engine or _engine_url(args))
         try:
             auditor = Auditor(
@@ -133,7 +141,7 @@ def _engine_url(args: argparse.Namespace) -> str:
     return url
 
 
-def _read(path: Path, progress: ProgressDisplay) -> FileContents:
+def _read(path: Path, teacher: str, progress: ProgressDisplay) -> FileContents:
     """Reads the whole file, before anything is sent. Raises SettingsError, and ContractError if it
     cannot be audited.
     """
@@ -142,7 +150,7 @@ def _read(path: Path, progress: ProgressDisplay) -> FileContents:
     if path.exists() and not path.is_file():
         raise SettingsError(f"cannot read {path}: it is read several times, so it must be a file")
     contents, reached = FileContents(), 0
-    for trajectory in read(path):
+    for trajectory in read(path, teacher):
         contents.trajectories += 1
         contents.ids.update(trajectory.tokens)
         contents.prompt_ids.update(trajectory.prompt_ids)
@@ -213,13 +221,13 @@ def _audit(
         except EngineFailure as e:
             raise EngineFailure(f"{e} ({done} of {total} {what} were compared)") from e
 
-    turns = turns_to_decode(read(args.file), contents.trajectories)
+    turns = turns_to_decode(read(args.file, args.teacher), contents.trajectories)
     floor = Floor(
         compared("turns that the engine decodes again", TURNS, auditor.audit_again, turns)
     )
     report, width = Report(floor), contents.longest_job
     show(f"{'trajectory':<{width}}  {'tokens':>7} {'skipped':>7} {'mean':>9} {'p99':>9} {'max':>9}")
-    file = ((trajectory, floor.outlier) for trajectory in read(args.file))
+    file = ((trajectory, floor.outlier) for trajectory in read(args.file, args.teacher))
     for result in compared("trajectories", contents.trajectories, auditor.audit, file):
         report.add(result)
         show(_row(result.job, result.differences, result.skipped.total(), width))

@@ -166,6 +166,14 @@ def checked_logprobs(
     return logprobs
 
 
+def finite(logprobs: Iterable[float]) -> array[float]:
+    """array('d'). Raises ValueError for numbers that are not finite, TypeError for none."""
+    numbers = array("d", logprobs)
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("a logprob is not finite")
+    return numbers
+
+
 def tiled_versions(reported: Any, otherwise: str, length: int) -> tuple[VersionSpan, ...]:
     """The reported version spans, without empty ones; one of the version `otherwise` where there
     are none. Raises RequestFailed.

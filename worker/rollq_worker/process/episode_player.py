@@ -6,9 +6,10 @@ It knows attempts, and nothing of messages or of the consequences of a failure.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import rollq
@@ -38,7 +39,9 @@ from rollq_worker.process.attempts.time_limits import (
     timed_context,
     timed_reward,
 )
+from rollq_worker.process.models import asking_teacher, check_models
 from rollq_worker.rewards import check_judged, longest_s, reward_factory
+from rollq_worker.teachers.scoring import score
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.users import longest_reply_s, user_factory
 
@@ -67,11 +70,13 @@ class EpisodePlayer:
         engine: EnginePool,
         tokenizer: Tokenizer,
         name: str,
+        models: Mapping[str, EnginePool] = MappingProxyType({}),
     ) -> None:
-        """`name` is the worker's."""
+        """`name` is the worker's; `models` are engines of other models than the policy."""
         self.isolation = Isolation(settings.isolate)
         self._endpoints = settings.user_endpoints
         self._engine = engine
+        self._models = models
         self._tokenizer = tokenizer
         self._name = name
         self._renderers = RendererCache(tokenizer)
@@ -82,10 +87,11 @@ class EpisodePlayer:
         """Environments whose data is in this process."""
 
     def play(self, attempt: Attempt, claim: Claim) -> Trajectory:
-        """The graded trajectory of a claimed job. Raises RolloutFailure, OtherWeights, and the
-        errors of an attempt that must stop.
+        """The graded trajectory of a claimed job. Raises RolloutFailure, ForOtherWorkers,
+        OtherWeights, and the errors of an attempt that must stop.
         """
         job = claim.job
+        check_models(job, self._models)
         if job.weight_version and not job.adapter and not self._engine.serves(job.weight_version):
             raise OtherWeights(job.id, job.weight_version)
         opening = f"opening {job.env}"
@@ -116,7 +122,13 @@ class EpisodePlayer:
                     stack.callback(self._close, attempt, close)
             opened = stack.pop_all()
         with opened:
-            return self._play_episode(environment, attempt, claim, env, task)
+            played = self._play_episode(environment, attempt, claim, env, task)
+        return score(
+            played,
+            engine_of=lambda teacher: self._models.get(teacher.model, self._engine),
+            renderer_of=partial(self._renderers.get, job),
+            waiting=partial(asking_teacher, attempt, self._models),
+        )
 
     def _close(self, attempt: Attempt, close: Callable[[], object]) -> None:
         with attempt.time_limits.call(

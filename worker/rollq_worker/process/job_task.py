@@ -11,8 +11,9 @@ import time
 import traceback
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any
 
 from rollq.errors import (
@@ -71,24 +72,28 @@ class JobRunner:
         name: str,
         draining: threading.Event,
         on_slots_lost: Callable[[], None] = lambda: None,
+        models: Mapping[str, EnginePool] = MappingProxyType({}),
     ) -> None:
-        """`on_slots_lost` is called when most slots are lost to foreign code that does not end."""
+        """`on_slots_lost` is called when most slots are lost to foreign code that does not end.
+        `models` are engines of other models than the policy, by name.
+        """
         self.settings = settings
         self.engine = engine
         self.tokenizer = tokenizer
         self.name = name
         self.draining = draining
+        self._pools = (engine, *models.values())
         self.leases = Leases(
             draining,
             engine.stopped_s,
-            end_engine_wait=engine.cut,
+            end_engine_wait=lambda key: [pool.cut(key) for pool in self._pools],
             slots=settings.concurrency,
             on_slots_lost=on_slots_lost,
         )
         self.time_spent = TimeSpent(name, self.leases.held, engine.traffic)
         # of a bounded number of runs: a message may name any run, also an unknown one
         self.ledger = lru_cache(256)(lambda run: Ledger(connection, run))
-        self.episodes = EpisodePlayer(settings, engine, tokenizer, name)
+        self.episodes = EpisodePlayer(settings, engine, tokenizer, name, models)
         self._retry = RetryLoop(wait=self._pause, relogin=True)
         self.incompatible_runs = IncompatibleRuns()
         self.ended: Counter[tuple[str, str, str]] = Counter()
@@ -212,7 +217,7 @@ class JobRunner:
                 attempt, WorkerFailure(f"{type(e).__name__}: {e}"), traceback.format_exc()
             )
         finally:
-            self.engine.end(job.id)
+            self._leave_engines(job.id)
         return {
             "job": job.id,
             "stop": trajectory.stop,
@@ -221,6 +226,10 @@ class JobRunner:
             "tokens": len(trajectory.tokens),
             "seconds": round(time.monotonic() - started, 2),
         }
+
+    def _leave_engines(self, job_id: str) -> None:
+        for pool in self._pools:
+            pool.end(job_id)
 
     def _fail(self, attempt: Attempt, failure: RolloutFailure, trace: str = "") -> Summary:
         if failure.__cause__ and not trace:

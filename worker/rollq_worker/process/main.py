@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,6 +34,9 @@ from rollq_worker.process.shutdown import Shutdown, end_when_frozen
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger("rollq.worker")
+
+POLICY = ""
+"""The policy, among the names of models."""
 
 
 class Forked(NamedTuple):
@@ -88,16 +91,24 @@ def main(
     shutdown = Shutdown(name, threading.Event())
     shutdown.install()
     connection = connect(settings.redis_url, max_connections=settings.concurrency + 50)
-    engine_list = EngineList(settings.engine_urls, connection)
+    lists = engine_lists(settings, connection)
     if tokenizer is None:
         tokenizer = load_tokenizer(settings.tokenizer, settings.template)
-        engine = checked_engine(settings, connection, tokenizer, engine_list)
+        pools = checked_engines(settings, connection, tokenizer, lists)
     else:
-        engine = make_engine(tokenizer, engine_list.read())
-        engine.ask()
-    on_slots_lost = partial(shutdown.request, os.EX_TEMPFAIL)
+        pools = make_engines(tokenizer, lists)
+        for pool in pools.values():
+            pool.ask()
+    engine = pools[POLICY]
     runner = JobRunner(
-        settings, connection, engine, tokenizer, name, shutdown.draining, on_slots_lost
+        settings,
+        connection,
+        engine,
+        tokenizer,
+        name,
+        shutdown.draining,
+        on_slots_lost=partial(shutdown.request, os.EX_TEMPFAIL),
+        models={model: pool for model, pool in pools.items() if model != POLICY},
     )
     on_runner(runner)
     runner.episodes.isolation.start()
@@ -114,12 +125,13 @@ def main(
         clock.start(consumer.timer)
         shutdown.ready(
             stop_consuming=celery_app.stop_consuming,
-            end_engine_waits=lambda: end_engine_waits(engine),
+            end_engine_waits=lambda: end_engine_waits(list(pools.values())),
             release=lambda: release(runner, reaper),
         )
         end_when_frozen()
-        engine.watch()
-        engine_list.watch(engine.update)
+        for model, pool in pools.items():
+            pool.watch()
+            lists[model].watch(pool.update)
         for thread in (runner.leases, runner.time_spent, reaper):
             thread.start()
         engines = ", ".join(map(mask_url, settings.engine_urls))
@@ -138,39 +150,46 @@ def main(
 def check(settings: Settings, tokenizer: Tokenizer) -> None:
     """Check what a worker needs. Raises as `main` does."""
     with connect(settings.redis_url) as connection:
-        engine_list = EngineList(settings.engine_urls, connection)
-        checked_engine(settings, connection, tokenizer, engine_list)
+        checked_engines(settings, connection, tokenizer, engine_lists(settings, connection))
 
 
-def checked_engine(
-    settings: Settings, connection: Any, tokenizer: Tokenizer, engine_list: EngineList
-) -> EnginePool:
-    """The engines, once all is checked. Raises as `main` does."""
+def engine_lists(settings: Settings, connection: Any) -> Mapping[str, EngineList]:
+    """The lists of the policy's engines and of those of each other model, by its name."""
+    sources = {POLICY: settings.engine_urls, **settings.models}
+    return {model: EngineList(urls, connection) for model, urls in sources.items()}
+
+
+def checked_engines(
+    settings: Settings, connection: Any, tokenizer: Tokenizer, lists: Mapping[str, EngineList]
+) -> Mapping[str, EnginePool]:
+    """The engines of each model, once all is checked. Raises as `main` does."""
     startup_checks.check(settings, connection)
-    engine = make_engine(tokenizer, engine_list.read())
+    pools = make_engines(tokenizer, lists)
     celery_app.check_broker(celery_app.bare_app(settings))
-    startup_checks.check_engines(engine.engines, tokenizer.name)
-    return engine
+    for model, pool in pools.items():
+        startup_checks.check_engines(pool.engines, tokenizer.name, model)
+    return pools
 
 
-def make_engine(tokenizer: Tokenizer, urls: Collection[str]) -> EnginePool:
-    return EnginePool(
-        urls,
-        stop_ids=startup_checks.stop_ids(tokenizer),
-        vocab_size=tokenizer.vocab_size,
-        proof=VocabularyProof(tokenizer),
-    )
+def make_engines(tokenizer: Tokenizer, lists: Mapping[str, EngineList]) -> Mapping[str, EnginePool]:
+    """The engines of each model. All of them have the policy's vocabulary."""
+    options: Mapping[str, Any] = {
+        "stop_ids": startup_checks.stop_ids(tokenizer),
+        "vocab_size": tokenizer.vocab_size,
+        "proof": VocabularyProof(tokenizer),
+    }
+    return {model: EnginePool(listed.read(), **options) for model, listed in lists.items()}
 
 
-def end_engine_waits(engine: EnginePool) -> None:
-    """End the episodes' waits for the engine. They get their partial tokens where the engine
-    returns them.
+def end_engine_waits(pools: Sequence[EnginePool]) -> None:
+    """End the episodes' waits for engines. They get their partial tokens where the engine returns
+    them.
     """
     until = time.monotonic() + 1.5
     # Repeated, because an abort misses a request that is just being sent.
-    while engine.abort_running() and time.monotonic() < until:
+    while sum(pool.abort_running() for pool in pools) and time.monotonic() < until:
         time.sleep(0.1)
-    while engine.cut():  # a router passes no aborts on: the turn in flight is dropped
+    while sum(pool.cut() for pool in pools):  # a router passes no aborts on: the turn is dropped
         time.sleep(0.1)
 
 

@@ -69,8 +69,8 @@ def stop_ids(tokenizer: Tokenizer) -> Sequence[int]:
         raise SettingsError(f"ROLLQ_TOKENIZER: {e}") from e
 
 
-def check_engines(engines: Sequence[EngineClient], tokenizer: str) -> None:
-    """Warn of engines that take no requests yet.
+def check_engines(engines: Sequence[EngineClient], tokenizer: str, model: str = "") -> None:
+    """Warn of engines that take no requests yet: of the policy, or of that other `model`.
 
     Raises SettingsError when one is ready and has other token ids, or is neither SGLang nor vLLM.
     """
@@ -79,16 +79,23 @@ def check_engines(engines: Sequence[EngineClient], tokenizer: str) -> None:
         checks = pool.map(check_engine, engines, repeat(tokenizer))
         states = list(zip(engines, checks, strict=True))
     away = [(engine.name, state.why) for engine, state in states if not state.ready]
-    if len(away) == len(engines):
+    of = f" of the model {model!r}" if model else ""
+    if model and len(away) == len(engines):
+        then = "episodes that it scores wait for it"
+    elif len(away) == len(engines):
         then = "nothing is claimed before one is ready"
     else:
         then = "the others are used meanwhile"
     for name, why in away:
         log.warning(
-            "no engine is ready at %s (%s): %s (`rollq engine`, --engine URL)", name, why, then
+            "no engine%s is ready at %s (%s): %s (`rollq engine`, --engine URL)",
+            of,
+            name,
+            why,
+            then,
         )
     if not engines:
-        log.warning("no engine is listed: %s", then)
+        log.warning("no engine%s is listed: %s", of, then)
     for engine, state in states:
         if state.ready and state.why:
             log.warning(

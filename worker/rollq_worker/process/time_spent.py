@@ -29,6 +29,7 @@ OF_CALLS = {
     FailureClass.ENV: "environment",
     FailureClass.REWARD: "environment",
     FailureClass.AGENT: "agent",
+    FailureClass.TEACHER: "teacher",
 }
 """The one of WAITS that a call into foreign code is, by the class that its failure has."""
 

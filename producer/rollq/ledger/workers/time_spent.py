@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 
 from rollq.ledger.scripts import Scripts
 
-WAITS = ("engine", "environment", "user", "ledger", "tokens", "interpreter", "agent")
+WAITS = ("engine", "environment", "user", "ledger", "tokens", "interpreter", "agent", "teacher")
 """The states of an episode's thread: a wait for the engine (queue and slot included), the
 environment's code (its opening, its end and the reward included), the user, a call to Redis,
 rollq's own code (most of it turns messages into tokens and back), a wait for another thread that
-runs Python code, and an agent program's own work.
+runs Python code, an agent program's own work, and a teacher on engines of its own.
 """
 
 

@@ -23,28 +23,20 @@ from rollq_worker.engine.replies import (
     tiled_versions,
 )
 from rollq_worker.engine.sglang.routed_experts import FIELD, read_routed_experts
-from rollq_worker.protocols import Generated, Routing
+from rollq_worker.engine.sglang.scores import read_scores
+from rollq_worker.protocols import Generated, SampleRequest, Scores
 from rollq_worker.text.whole_text import whole_characters
 
 _LOGPROB, _ID = itemgetter(0), itemgetter(1)
 """Of an entry of output_token_logprobs."""
 
 
-def read_reply(
-    body: bytes,
-    *,
-    rid: str,
-    key: str,
-    prompt: int,
-    max_new_tokens: int,
-    vocabulary: int,
-    routing: Routing | None = None,
-) -> Generated:
-    """The body of a 200 from `/generate`, for request `rid` of `prompt` tokens, of the job `key`.
+def read_reply(body: bytes, request: SampleRequest, *, rid: str, vocabulary: int) -> Generated:
+    """The body of a 200 from `/generate`, for the request, which was sent as `rid`.
 
     Ids from `vocabulary` on belong to no model. A request aborted while it was queued has no ids
-    and finish ABORT. So has one that was aborted without the routed experts that `routing` asks
-    for, because its turn could not be replayed.
+    and finish ABORT. So has one that was aborted without the routed experts that it asks for,
+    because its turn could not be replayed.
 
     Raises RequestFailed and, if the engine aborted it for a reason of its own, EngineUnavailable or
     JobFailure; for routed experts the errors of `read_routed_experts`.
@@ -55,15 +47,16 @@ def read_reply(
     if not ids:
         if finish is not Finish.ABORT:
             raise RequestFailed(f"no token was sampled, but the finish reason is {finish.value}")
-        _raise_abort_reason(meta["finish_reason"], key)
+        _raise_abort_reason(meta["finish_reason"], request.key)
         return nothing_sampled()
+    prompt = len(request.ids)
     _check_counts(meta, prompt, len(ids))
-    check_ids(ids, max_new_tokens, vocabulary)
+    check_ids(ids, request.max_new_tokens, vocabulary)
     experts = None
-    if routing is not None:
+    if request.routing is not None:
         if finish is Finish.ABORT and FIELD not in meta:
             return nothing_sampled()
-        experts = read_routed_experts(meta, routing, key, prompt + len(ids))
+        experts = read_routed_experts(meta, request.routing, request.key, prompt + len(ids))
     text = reply.get("text")
     cached = meta.get("cached_tokens")
     return Generated(
@@ -77,6 +70,7 @@ def read_reply(
         text=whole_characters(text) if isinstance(text, str) else "",
         cached_tokens=cached if type(cached) is int and 0 <= cached <= prompt else 0,
         routed_experts=experts,
+        scores=_scores(meta, request) if request.scoring else None,
     )
 
 
@@ -133,3 +127,11 @@ def _logprobs(meta: dict[str, Any], ids: array[int]) -> array[float]:
         return checked_logprobs(map(_LOGPROB, entries), list(map(_ID, entries)), ids)
     except (TypeError, LookupError, OverflowError) as e:
         raise RequestFailed(f"unreadable output_token_logprobs: {type(e).__name__}: {e}") from e
+
+
+def _scores(meta: dict[str, Any], request: SampleRequest) -> Scores:
+    assert request.scoring is not None
+    try:
+        return read_scores(meta, request.ids, request.scoring)
+    except (TypeError, LookupError, ValueError, OverflowError) as e:
+        raise RequestFailed(f"unreadable prompt scores: {type(e).__name__}: {e}") from e

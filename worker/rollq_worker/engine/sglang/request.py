@@ -11,7 +11,7 @@ from typing import Any
 
 from rollq.job import Json
 from rollq_worker.engine.prompts import Prompt, as_json
-from rollq_worker.protocols import Adapter, PromptImages, Routing
+from rollq_worker.protocols import Adapter, PromptImages, Routing, Scoring
 
 
 def write_request(
@@ -23,12 +23,13 @@ def write_request(
     rid: str,
     routing: Routing | None = None,
     images: PromptImages | None = None,
+    scoring: Scoring | None = None,
     adapter: Adapter | None = None,
 ) -> bytes:
     """The body of a request for at most `max_new_tokens` tokens after the prompt.
 
-    `stop_ids` end it besides the job's own. `routing` asks for routed experts. With `images`, the
-    prompt has one placeholder for each.
+    `stop_ids` end it besides the job's own. `routing` asks for routed experts, `scoring` for
+    the prompt's logprobs. With `images`, the prompt has one placeholder for each.
     """
     own_stops = sampling.get("stop_token_ids") or ()
     stops = list(dict.fromkeys((*stop_ids, *own_stops)))
@@ -45,6 +46,10 @@ def write_request(
     fields: dict[str, Any] = {"rid": rid, "sampling_params": params, "return_logprob": True}
     if routing is not None:
         fields |= {"return_routed_experts": True, "routed_experts_start_len": routing.start}
+    if scoring is not None:
+        fields["logprob_start_len"] = scoring.start
+        if scoring.top_k:
+            fields["top_logprobs_num"] = scoring.top_k
     if images is not None:
         fields["image_data"] = [image.data_url for image in images.images]
     if adapter is not None:

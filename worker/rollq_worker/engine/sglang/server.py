@@ -48,19 +48,12 @@ class SGLangServer:
             rid=one.rid,
             routing=request.routing,
             images=request.images,
+            scoring=request.scoring,
             adapter=one.adapter,
         )
 
     def read(self, body: bytes, one: OneRequest) -> Generated:
-        return read_reply(
-            body,
-            rid=one.rid,
-            key=one.request.key,
-            prompt=len(one.request.ids),
-            max_new_tokens=one.request.max_new_tokens,
-            vocabulary=one.vocabulary,
-            routing=one.request.routing,
-        )
+        return read_reply(body, one.request, rid=one.rid, vocabulary=one.vocabulary)
 
     def refusal(self, response: Response, one: OneRequest) -> Exception:
         return read_refusal(response, one.request.key)

@@ -19,17 +19,16 @@ from rollq_worker.engine.replies import (
     parsed,
     tiled_versions,
 )
-from rollq_worker.protocols import Generated
+from rollq_worker.engine.vllm.scores import read_scores
+from rollq_worker.protocols import Generated, SampleRequest, Scores
 
 _LOGPROB, _ID = itemgetter("logprob"), itemgetter("token_id")
 """Of an entry of logprobs.content."""
 
 
-def read_reply(
-    body: bytes, *, rid: str, prompt: int, max_new_tokens: int, vocabulary: int
-) -> Generated:
-    """The body of a 200, for request `rid` of `prompt` tokens. Ids from `vocabulary` on belong to
-    no model. A request aborted while it was queued has no ids and finish ABORT.
+def read_reply(body: bytes, request: SampleRequest, *, rid: str, vocabulary: int) -> Generated:
+    """The body of a 200, for the request, which was sent as `rid`. Ids from `vocabulary` on belong
+    to no model. A request aborted while it was queued has no ids and finish ABORT.
 
     Raises RequestFailed.
     """
@@ -41,13 +40,14 @@ def read_reply(
         if finish is not Finish.ABORT:
             raise RequestFailed(f"no token was sampled, but the finish reason is {finish.value}")
         return nothing_sampled()
-    check_ids(ids, max_new_tokens, vocabulary)
+    check_ids(ids, request.max_new_tokens, vocabulary)
     return Generated(
         ids=ids,
         logprobs=_logprobs(choice, ids),
         versions=tiled_versions(choice.get("weight_versions"), "default", len(ids)),
         finish=finish,
-        cached_tokens=_cached_tokens(reply.get("usage"), prompt),
+        cached_tokens=_cached_tokens(reply.get("usage"), len(request.ids)),
+        scores=_scores(reply, request) if request.scoring else None,
     )
 
 
@@ -82,3 +82,11 @@ def _logprobs(choice: dict[str, Any], ids: array[int]) -> array[float]:
         return checked_logprobs(map(_LOGPROB, entries), list(map(_ID, entries)), ids)
     except (TypeError, LookupError, OverflowError) as e:
         raise RequestFailed(f"unreadable logprobs: {type(e).__name__}: {e}") from e
+
+
+def _scores(reply: dict[str, Any], request: SampleRequest) -> Scores:
+    assert request.scoring is not None
+    try:
+        return read_scores(reply, request.ids, request.scoring)
+    except (TypeError, LookupError, ValueError, OverflowError) as e:
+        raise RequestFailed(f"unreadable prompt scores: {type(e).__name__}: {e}") from e

@@ -12,7 +12,7 @@ from typing import Any
 from rollq.job import Json
 from rollq.sampling import ANY_JSON
 from rollq_worker.engine.prompts import Prompt, as_json
-from rollq_worker.protocols import Adapter, PromptImages
+from rollq_worker.protocols import Adapter, PromptImages, Scoring
 
 RENAMED = {"sampling_seed": "seed"}
 """vLLM's name of a parameter, by SGLang's."""
@@ -28,11 +28,13 @@ def write_request(
     max_new_tokens: int,
     rid: str,
     images: PromptImages | None = None,
+    scoring: Scoring | None = None,
     adapter: Adapter | None = None,
 ) -> bytes:
     """The body of a request for at most `max_new_tokens` tokens after the prompt.
 
-    `stop_ids` end it besides the job's own. With `images`, the prompt has one placeholder for each.
+    `stop_ids` end it besides the job's own. `scoring` asks for the prompt's logprobs. With
+    `images`, the prompt has one placeholder for each.
     """
     own_stops = sampling.get("stop_token_ids") or ()
     # SGLang's ignore_eos passes over these, too
@@ -46,6 +48,8 @@ def write_request(
     }
     if fewest := sampling.get("min_new_tokens"):
         params["min_tokens"] = min(fewest, max_new_tokens)
+    if scoring is not None:
+        params["prompt_logprobs"] = scoring.top_k  # of all the prompt: it knows no start
     fields: dict[str, Any] = {"request_id": rid, "sampling_params": params}
     if images is not None:
         fields["content_parts"] = [

@@ -74,17 +74,12 @@ class VllmServer:
             max_new_tokens=request.max_new_tokens,
             rid=one.rid,
             images=request.images,
+            scoring=request.scoring,
             adapter=one.adapter,
         )
 
     def read(self, body: bytes, one: OneRequest) -> Generated:
-        return read_reply(
-            body,
-            rid=one.rid,
-            prompt=len(one.request.ids),
-            max_new_tokens=one.request.max_new_tokens,
-            vocabulary=one.vocabulary,
-        )
+        return read_reply(body, one.request, rid=one.rid, vocabulary=one.vocabulary)
 
     def refusal(self, response: Response, one: OneRequest) -> Exception:
         status, error = response.status, read_error(response.body)

@@ -1,0 +1,1 @@
+"""Teachers: each token that the policy sampled is scored by other models."""

@@ -436,7 +436,7 @@ def served_adapter(adapter: str, version: str) -> str:
     """The name by which engines know that version of a LoRA adapter. Replies do not tell which
     weights an adapter had, and a name that was loaded stays bound to its folder.
     """
-    return f"{adapter}@{version}" if version else adapter
+    return f"{adapter}@{version}"
 
 
 def job_id(run: str, group: str, sample: int) -> str:

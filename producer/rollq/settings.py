@@ -63,8 +63,10 @@ class Settings:
     """ROLLQ_PROCESSES: processes of a worker. `auto`: as many as there are cores."""
     user_endpoints: Mapping[str, Endpoint] = field(default_factory=lambda: MappingProxyType({}))
     """ROLLQ_USER_ENDPOINTS: `name=url[,key_file=path];...`."""
-    models: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """ROLLQ_MODELS: `name=url[,url...];...`, engines of other models than the policy, which jobs
+    model_engines: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    """ROLLQ_MODEL_ENGINES: `name=url[,url...];...`, engines of other models than the policy, which jobs
     know by name. Addresses are those of `engine_urls`.
     """
     queues: tuple[str, ...] = (QUEUE,)
@@ -117,7 +119,7 @@ class Settings:
             concurrency=_count("ROLLQ_CONCURRENCY", env.get("ROLLQ_CONCURRENCY", "64"), MOST_SLOTS),
             processes=processes(env.get("ROLLQ_PROCESSES", "1")),
             user_endpoints=_endpoints(env.get("ROLLQ_USER_ENDPOINTS", "")),
-            models=_models(env.get("ROLLQ_MODELS", "")),
+            model_engines=_model_engines(env.get("ROLLQ_MODEL_ENGINES", "")),
             alive_file=Path(env["ROLLQ_ALIVE_FILE"]) if "ROLLQ_ALIVE_FILE" in env else None,
             queues=_names(env.get("ROLLQ_QUEUES", QUEUE)),
             isolate=_names(env.get("ROLLQ_ISOLATE", "")),
@@ -186,17 +188,19 @@ def _count(name: str, text: str, at_most: int) -> int:
     return whole_number(name, value, 1, at_most, SettingsError)
 
 
-def _models(text: str) -> Mapping[str, tuple[str, ...]]:
+def _model_engines(text: str) -> Mapping[str, tuple[str, ...]]:
     """Reads `name=url[,url...];...`. Errors show no address, because it may have a login."""
     models: dict[str, tuple[str, ...]] = {}
     entries = filter(None, (part.strip() for part in text.split(";")))
     for number, entry in enumerate(entries, 1):
         name, _, urls = entry.partition("=")
         name = name.strip()
-        addresses = [engine_address(url, f"ROLLQ_MODELS: entry {number}") for url in _names(urls)]
+        addresses = [
+            engine_address(url, f"ROLLQ_MODEL_ENGINES: entry {number}") for url in _names(urls)
+        ]
         if not NAME.fullmatch(name) or name in models or not addresses:
             raise SettingsError(
-                f"ROLLQ_MODELS: entry {number} is not name=url[,url...] with a name of its own"
+                f"ROLLQ_MODEL_ENGINES: entry {number} is not name=url[,url...] with a name of its own"
             )
         models[name] = tuple(addresses)
     return MappingProxyType(models)

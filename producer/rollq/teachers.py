@@ -17,7 +17,7 @@ class Teacher:
     """One of `Job.teachers`."""
 
     model: str = ""
-    """Name of a model of the workers (ROLLQ_MODELS); "": the engines of the policy."""
+    """Name of a model of the workers (ROLLQ_MODEL_ENGINES); "": the engines of the policy."""
     adapter: str = ""
     """The engine's name of a LoRA adapter to score with, as in `math@3`; "": none."""
     prefix: str = ""

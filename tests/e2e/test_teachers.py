@@ -30,7 +30,7 @@ def check_scores(trajectory: Trajectory, teacher: str) -> None:
 def test_every_sampled_token_is_scored_though_teacher_and_worker_die(stack: Stack):
     stack.engine()
     port = free_port()
-    models = {"ROLLQ_MODELS": f"large=http://127.0.0.1:{port}"}
+    models = {"ROLLQ_MODEL_ENGINES": f"large=http://127.0.0.1:{port}"}
     submit_groups(stack, "taught", teachers={"math": {"model": "large"}})
 
     def start_worker(env):
@@ -39,7 +39,9 @@ def test_every_sampled_token_is_scored_though_teacher_and_worker_die(stack: Stac
         return worker
 
     other = start_worker({})
-    stack.wait(lambda: b"ROLLQ_MODELS" in other.log.read_bytes(), 60, "a word on its settings")  # type: ignore[attr-defined]
+    stack.wait(
+        lambda: b"ROLLQ_MODEL_ENGINES" in other.log.read_bytes(), 60, "a word on its settings"
+    )  # type: ignore[attr-defined]
     other.send_signal(signal.SIGTERM)
     assert other.wait(60) == 0
 

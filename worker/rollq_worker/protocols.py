@@ -71,7 +71,7 @@ class Adapter(NamedTuple):
     @property
     def served(self) -> str:
         """The engines' name of it."""
-        return served_adapter(self.name, self.version)
+        return served_adapter(self.name, self.version) if self.version else self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """A field of the exported form is written once: the record, the check and the page agree."""
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,8 @@ from rollq.export.facts import FACTS, JOB_FIELDS, OPTIONAL_JOB_FIELDS
 from rollq.export.record import record
 from rollq.export.validation import faults
 from rollq.job import Job
+from rollq.teachers import logprobs_of
+from rollq.trajectory_extras import Extra
 from tests.rollq.samples import job, trajectory
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -33,8 +35,11 @@ def test_the_page_lists_each_field_of_a_job() -> None:
 @pytest.mark.parametrize("name", [*JOB_FIELDS, *OPTIONAL_JOB_FIELDS])
 def test_a_job_s_field_is_exported_and_checked(name: str) -> None:
     values = {"labels": {"uid": 7}, "sampling": {"top_k": 5}, "adapter": "math", "queue": "large"}
-    of = job(**values)
-    line = record(trajectory(of=of))
+    of = job(**values, teachers={"math": {"model": "large"}})
+    played = trajectory(of=of)
+    sampled = played.sampled_tokens
+    scores = Extra(dtype="float32", shape=(sampled,), data=bytes(4 * sampled))
+    line = record(replace(played, extras={logprobs_of("math"): scores}))
     assert line[name] == getattr(of, name) and faults(line) == []
     wrong = [True, None, 1.5]
     assert all(faults(line | {name: value})[0].startswith(f"{name} must be ") for value in wrong)

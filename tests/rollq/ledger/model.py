@@ -18,12 +18,13 @@ BUDGET = {
     "user": 5,
     "worker": 5,
     "reward": 5,
+    "teacher": 5,
     "agent": 3,
     "env": 2,
     "job": 2,
     "cancelled": 1,
 }
-INFRASTRUCTURE = ("engine", "user", "worker", "reward")
+INFRASTRUCTURE = ("engine", "user", "worker", "reward", "teacher")
 OWN = {FailureClass.ENV: 3, FailureClass.WORKER: 2}
 TALLY = {"turns": 2, "sampled_tokens": 4, "total_tokens": 11}
 

@@ -78,7 +78,7 @@ class SimulatedEngine:
         scored = ids[start + 1 :]
         noise = self._noise(self._draw, len(scored))
         true = np.frombuffer(self._true)[np.frombuffer(scored, np.uint32)]
-        return Scores(array("d", true + noise), [()] * len(scored))
+        return Scores(array("d", true + noise))
 
 
 def trajectory(engine: SimulatedEngine, number: int) -> ExportedTrajectory:

@@ -51,7 +51,7 @@ def test_a_score(engine: ScriptedEngine, connect: Connect) -> None:
     scorer = connect(engine)
     assert (scorer.version, scorer.max_tokens) == ("v1", 89)
     found = scorer.score(IDS, 1)
-    assert list(found.logprobs) == [-0.5, -0.5] and found.likeliest == [(), ()]
+    assert list(found.logprobs) == [-0.5, -0.5] and not found.top_logprobs
     (sent,) = engine.bodies()
     assert sent["input_ids"] == [5, 6, 7, 8] and sent["sampling_params"] == {"max_new_tokens": 0}
     assert (sent["return_logprob"], sent["logprob_start_len"], "top_logprobs_num" in sent) == (
@@ -81,7 +81,7 @@ def test_an_adapter_that_the_engine_lacks_is_named_with_the_line_that_loads_it(
 def test_the_likeliest_tokens(engine: ScriptedEngine, connect: Connect) -> None:
     tops = [None, [[-0.1, 7, None], [-2.4, 5, None]], [[-0.2, 8, None]]]
     engine.answers = [lambda body: scores(body, input_top_logprobs=tops)]
-    assert connect(engine).score(IDS, 1, likeliest=2).likeliest == [
+    assert connect(engine).score(IDS, 1, likeliest=2).top_logprobs == [
         array("d", [-0.1, -2.4]),
         array("d", [-0.2]),
     ]

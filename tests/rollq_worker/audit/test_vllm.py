@@ -73,7 +73,7 @@ def test_a_score(engine: ScriptedEngine, connect: Connect) -> None:
     assert (scorer.version, scorer.max_tokens, scorer.cuts) == ("v1", 89, True)
     scores = scorer.score(IDS, 1, likeliest=128)
     assert list(scores.logprobs) == [-2.5, -0.5]
-    assert list(map(list, scores.likeliest)) == [[-0.1, -2.0], [-0.5, -1.5]]
+    assert list(map(list, scores.top_logprobs)) == [[-0.1, -2.0], [-0.5, -1.5]]
     [sent] = engine.bodies(PATH)
     assert (sent["token_ids"], sent["sampling_params"]) == (
         [5, 6, 7, 8],

@@ -21,7 +21,7 @@ from rollq_worker.engine.replies import (
     read_refusal,
 )
 from rollq_worker.engine.sglang.reply import read_reply
-from rollq_worker.protocols import Generated
+from rollq_worker.protocols import Generated, SampleRequest
 from rollq_worker.remote.http_client import Response
 from tests.rollq_worker.engine.clients import KEY
 from tests.rollq_worker.engine.engine_servers import reply
@@ -30,9 +30,14 @@ PROMPT, MOST, VOCABULARY, RID = 3, 10, 100, "x"
 
 
 def read(body: bytes, max_new_tokens: int = MOST) -> Generated:
-    return read_reply(
-        body, rid=RID, key=KEY, prompt=PROMPT, max_new_tokens=max_new_tokens, vocabulary=VOCABULARY
+    request = SampleRequest(
+        ids=array("I", range(PROMPT)),
+        sampling={},
+        max_new_tokens=max_new_tokens,
+        key=KEY,
+        check=lambda: None,
     )
+    return read_reply(body, request, rid=RID, vocabulary=VOCABULARY)
 
 
 def encoded(ids: tuple[int, ...] = (7, 8, 9), **meta: Any) -> bytes:

@@ -16,7 +16,7 @@ from rollq.training.arrays import array_of
 from rollq.trajectory_extras import ExpertShape
 from rollq_worker.engine.sglang.reply import read_reply
 from rollq_worker.engine.sglang.routed_experts import read_routed_experts
-from rollq_worker.protocols import Generated, Routing
+from rollq_worker.protocols import Generated, Routing, SampleRequest
 from tests.rollq.routed_experts import SHAPE
 from tests.rollq_worker.engine.clients import KEY, Connect
 from tests.rollq_worker.engine.engine_servers import reply, scripted_engine
@@ -109,9 +109,15 @@ def test_a_row_of_zeros_is_fine_where_one_expert_is_picked() -> None:
 
 def read(finish: str, **more: Any) -> Generated:
     body = json.dumps(reply(SAMPLED, finish_reason={"type": finish}, **more)).encode()
-    routing = Routing(start=0, shape=SHAPE)
-    limits = {"prompt": PROMPT, "max_new_tokens": 10, "vocabulary": 100}
-    return read_reply(body, rid="x", key=KEY, **limits, routing=routing)
+    request = SampleRequest(
+        ids=array("I", range(PROMPT)),
+        sampling={},
+        max_new_tokens=10,
+        key=KEY,
+        check=lambda: None,
+        routing=Routing(start=0, shape=SHAPE),
+    )
+    return read_reply(body, request, rid="x", vocabulary=100)
 
 
 def test_an_aborted_piece_comes_with_its_rows_or_not_at_all() -> None:

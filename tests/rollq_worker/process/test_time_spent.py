@@ -12,6 +12,7 @@ from rollq.errors import (
     EnvironmentFailure,
     RewardFailure,
     RolloutFailure,
+    TeacherFailure,
     UserFailure,
 )
 from rollq.events import Finish, VersionSpan
@@ -57,6 +58,7 @@ def test_a_look_counts_each_episode_where_it_is(ledger: Ledger) -> None:
         RewardFailure,
         UserFailure,
         AgentFailure,
+        TeacherFailure,
         "redis",
         "start",
         "engine",
@@ -76,6 +78,7 @@ def test_a_look_counts_each_episode_where_it_is(ledger: Ledger) -> None:
             "environment": 4.0,
             "user": 2.0,
             "agent": 2.0,
+            "teacher": 2.0,
             "ledger": 2.0,
             "engine": 4.0,
             "tokens": 2.0,

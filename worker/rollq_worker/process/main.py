@@ -155,7 +155,7 @@ def check(settings: Settings, tokenizer: Tokenizer) -> None:
 
 def engine_lists(settings: Settings, connection: Any) -> Mapping[str, EngineList]:
     """The lists of the policy's engines and of those of each other model, by its name."""
-    sources = {POLICY: settings.engine_urls, **settings.models}
+    sources = {POLICY: settings.engine_urls, **settings.model_engines}
     return {model: EngineList(urls, connection) for model, urls in sources.items()}
 
 

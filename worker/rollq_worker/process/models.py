@@ -25,7 +25,7 @@ def check_models(job: Job, models: Collection[str]) -> None:
         if model and model not in models:
             raise ForOtherWorkers(
                 f"teacher {name!r} is the model {model!r}, which this worker does not know: give "
-                "it the addresses of its engines in ROLLQ_MODELS"
+                "it the addresses of its engines in ROLLQ_MODEL_ENGINES"
             )
 
 

@@ -20,11 +20,13 @@ def read_scores(meta: dict[str, Any], ids: array[int], scoring: Scoring) -> Scor
     if [entry[1] for entry in entries] != scored:
         raise ValueError(f"the {len(entries)} logprobs are not those of the {len(scored)} ids sent")
     logprobs = finite(entry[0] for entry in entries[1:])
-    tops = (meta.get("input_top_logprobs") or [None])[1:] if scoring.top_k else []
-    if tops and len(tops) != len(logprobs):
-        raise ValueError(f"{len(tops)} lists of likeliest tokens for {len(logprobs)} tokens")
+    tops = meta.get("input_top_logprobs") if scoring.top_k else None
+    if not tops:
+        return Scores(logprobs)
+    if len(tops) != len(entries):
+        raise ValueError(f"{len(tops)} lists of likeliest tokens for {len(entries)} tokens")
     return Scores(
         logprobs,
-        [array("I", [entry[1] for entry in top]) for top in tops],
-        [finite(entry[0] for entry in top) for top in tops],
+        [array("I", [entry[1] for entry in top]) for top in tops[1:]],
+        [finite(entry[0] for entry in top) for top in tops[1:]],
     )

@@ -66,8 +66,8 @@ class Settings:
     model_engines: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """ROLLQ_MODEL_ENGINES: `name=url[,url...];...`, engines of other models than the policy, which jobs
-    know by name. Addresses are those of `engine_urls`.
+    """ROLLQ_MODEL_ENGINES: `name=url[,url...];...`, engines of other models than the policy, which
+    jobs know by name. Addresses are those of `engine_urls`.
     """
     queues: tuple[str, ...] = (QUEUE,)
     """ROLLQ_QUEUES: the queues (`Job.queue`) that a worker takes jobs from, as `name,name,...`."""
@@ -200,7 +200,8 @@ def _model_engines(text: str) -> Mapping[str, tuple[str, ...]]:
         ]
         if not NAME.fullmatch(name) or name in models or not addresses:
             raise SettingsError(
-                f"ROLLQ_MODEL_ENGINES: entry {number} is not name=url[,url...] with a name of its own"
+                f"ROLLQ_MODEL_ENGINES: entry {number} is not name=url[,url...] with a name of its "
+                "own"
             )
         models[name] = tuple(addresses)
     return MappingProxyType(models)

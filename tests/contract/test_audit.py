@@ -39,7 +39,7 @@ def test_scores_are_the_logprobs_that_were_sampled(
     scores = scorer.score(ids, first - 1, likeliest=128)
     quick = [
         rescale(p, top, temperature)
-        for p, top in zip(scores.logprobs, scores.likeliest, strict=True)
+        for p, top in zip(scores.logprobs, scores.top_logprobs, strict=True)
     ]
     known = [(p, q) for p, q in zip(quick, sampled.logprobs, strict=True) if p is not None]
     assert len(known) == 40 or temperature > 1

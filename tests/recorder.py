@@ -1,7 +1,7 @@
-"""A reverse proxy in front of an engine that records every /generate call.
+"""A reverse proxy in front of an engine that records every call for a generation.
 
 Each line of its file is one answered call, in the order of the answers: `{"headers", "request",
-"status", "reply"}`.
+"status", "reply"}`. Those of vLLM are written as SGLang would have sent and answered them.
 """
 
 import asyncio
@@ -15,10 +15,12 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+VLLM = "/inference/v1/generate"
+
 
 class Recorder:
-    """Forwards everything to `upstream` but the paths in `missing`, and appends the /generate calls
-    to `file`.
+    """Forwards everything to `upstream` but the paths in `missing`, and appends the calls for
+    generations to `file`.
     """
 
     def __init__(self, upstream: str, file: Path, missing: Collection[str] = ()) -> None:
@@ -66,19 +68,34 @@ class Recorder:
                 reply = await answer.read()
         except aiohttp.ClientError:
             return web.Response(status=502, text="the recorded engine does not answer")
-        if request.path == "/generate":
+        if request.path in ("/generate", VLLM):
             self.record(request, body, answer.status, reply)
         return web.Response(status=answer.status, body=reply, content_type=answer.content_type)
 
     def record(self, request: web.Request, body: bytes, status: int, reply: bytes) -> None:
+        sent, answered = _json(body), _json(reply)
+        if request.path == VLLM:
+            sent |= {"input_ids": sent["token_ids"], "rid": sent["request_id"]}
+            answered = _as_sglang(answered) if status == 200 else answered
         line = {
             "headers": dict(request.headers),
-            "request": _json(body),
+            "request": sent,
             "status": status,
-            "reply": _json(reply),
+            "reply": answered,
         }
         with self.file.open("a") as out:
             out.write(json.dumps(line) + "\n")
+
+
+def _as_sglang(reply: dict[str, Any]) -> dict[str, Any]:
+    [choice] = reply["choices"]
+    entries = (choice["logprobs"] or {"content": []})["content"]
+    meta = {
+        "output_token_logprobs": [[one["logprob"], one["token_id"], None] for one in entries],
+        "weight_versions": choice["weight_versions"] or [],
+        "finish_reason": {"type": choice["finish_reason"]},
+    }
+    return {"output_ids": choice["token_ids"] or [], "meta_info": meta}
 
 
 def _json(body: bytes) -> Any:

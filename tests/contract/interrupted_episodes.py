@@ -23,7 +23,7 @@ from rollq_worker.episode.token_checks import TokenChecks
 from rollq_worker.fakes import FakeJournal
 from rollq_worker.tokens.selfcheck.check import checked_renderer
 from rollq_worker.users import user_factory
-from tests.contract.conftest import Server
+from tests.contract.conftest import Server, VllmServer
 from tests.recorder import Recorder, recording
 
 UNFLUSHED = "Weights were updated, but the cache was not flushed"
@@ -123,7 +123,7 @@ class Operator:
         self.engine = recorded.engine
         self.server = recorded.server
         self.versions = [self.server.weight_version()]
-        self.model = self.server.get("/model_info").json()["model_path"]
+        self.model = self.server.model_path()
         self._interruptions = cycle(
             [
                 self.abort_all,
@@ -189,6 +189,40 @@ class Operator:
     def interrupt(self) -> None:
         """Make the next of all interruptions."""
         next(self._interruptions)()
+
+
+class VllmOperator(Operator):
+    """The same on vLLM, where an abort is a call of its own."""
+
+    def abort_all(self) -> None:
+        self.post("/abort_requests")
+
+    def rename(self) -> None:
+        self.post("/update_weight_version", new_version=self.new_version())
+
+    def rename_and_abort(self) -> None:
+        self.rename()
+        self.abort_all()
+
+    def load(self, **body: Any) -> None:
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": self.model}}
+        self.post("/collective_rpc", **reload)
+        self.rename()
+        if body.get("abort_all_requests"):
+            self.abort_all()
+
+    def _paused(self, mode: str, then: Callable[[], None]) -> None:
+        form = {"in_place": "mode=keep&clear_cache=false", "retract": "mode=keep"}
+        self.post(f"/pause?{form.get(mode, 'mode=abort')}")
+        try:
+            then()
+        finally:
+            self.post("/resume")
+
+
+def operator_of(recorded: RecordedEngine) -> Operator:
+    kind = VllmOperator if isinstance(recorded.server, VllmServer) else Operator
+    return kind(recorded)
 
 
 def play_interrupted(

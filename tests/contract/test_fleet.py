@@ -1,5 +1,5 @@
-"""A fleet's weight update while episodes are played, on a real SGLang server and on
-replay engines.
+"""A fleet's weight update while episodes are played, on real SGLang and vLLM servers and on replay
+engines.
 """
 
 import json
@@ -17,7 +17,7 @@ from rollq import cli
 from rollq.errors import SyncError
 from rollq.job import Budget, Job
 from rollq.weights import Fleet
-from tests.contract.conftest import Server, replay
+from tests.contract.conftest import PARAMS, VLLM, Server, replay
 from tests.contract.interrupted_episodes import RecordedEngine, recorded_engine, write
 from tests.waiting import until
 
@@ -48,10 +48,6 @@ def sampled(call: dict[str, Any]) -> bool:
     return call["status"] == 200 and bool(call["reply"]["output_ids"])
 
 
-def model_path(server: Server) -> str:
-    return str(server.get("/model_info").json()["model_path"])
-
-
 def engine_versions(recorded: RecordedEngine, job: Job) -> list[str]:
     """The version of each sampled token, as the engine gave it to the proxy."""
     spans = [
@@ -60,13 +56,14 @@ def engine_versions(recorded: RecordedEngine, job: Job) -> list[str]:
     return [span["version"] for span in spans for _ in range(span["end"] - span["start"])]
 
 
+@pytest.mark.parametrize("slow_server", [*PARAMS, VLLM], indirect=True)
 @pytest.mark.parametrize(
     "mode", ["retract", *(pytest.param(m, marks=pytest.mark.slow) for m in ("in_place", "abort"))]
 )
 def test_a_sync_in_mid_run_loses_no_token_and_names_each_version(
     slow_server: Server, mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = model_path(slow_server)
+    path = slow_server.model_path()
     slow_server.close_gate()
     with recorded_engine(slow_server, tmp_path) as playing, ThreadPoolExecutor(EPISODES) as pool:
         episodes = [pool.submit(playing.play, job) for job in jobs()]

@@ -1,5 +1,5 @@
-"""An interrupted turn continues from its partial ids, against a real SGLang server and the replay
-engine.
+"""An interrupted turn continues from its partial ids, against real SGLang and vLLM servers and the
+replay engine.
 """
 
 import json
@@ -21,10 +21,10 @@ from rollq.job import Budget, Job
 from rollq.trajectory import Trajectory
 from rollq_worker.engine.hang_watch import HangWatch
 from tests.contract.background_requests import BackgroundRequests
-from tests.contract.conftest import Process, Server
+from tests.contract.conftest import PARAMS, VLLM, Process, Server
 from tests.contract.interrupted_episodes import (
-    Operator,
     RecordedEngine,
+    operator_of,
     play_interrupted,
     recorded_engine,
     sampled_pieces,
@@ -32,6 +32,7 @@ from tests.contract.interrupted_episodes import (
 )
 from tests.waiting import until
 
+pytestmark = pytest.mark.parametrize("slow_server", [*PARAMS, VLLM], indirect=True)
 TURN = {False: 256, True: 1000}
 """Tokens of a turn, by whether the server is real: on a real one they last some seconds."""
 TRIES = 5
@@ -132,7 +133,7 @@ PAUSES = ["pause_in_place", "pause_retract", "rename"]
 def test_an_aborted_turn_continues_with_the_rest_of_its_budget(
     gated: RecordedEngine, interruption: str
 ) -> None:
-    operator = Operator(gated)
+    operator = operator_of(gated)
 
     def aborted_twice(sample: int) -> Trajectory:
         gated.server.close_gate()
@@ -167,7 +168,7 @@ def test_an_aborted_turn_continues_with_the_rest_of_its_budget(
 def test_a_turn_over_a_pause_is_one_reply_with_both_versions(
     gated: RecordedEngine, interruption: str
 ) -> None:
-    operator = Operator(gated)
+    operator = operator_of(gated)
 
     def paused(sample: int) -> Trajectory:
         gated.server.close_gate()
@@ -196,11 +197,11 @@ def test_queued_and_aborted_costs_nothing(gated: RecordedEngine) -> None:
         others.fill()
         replies = [playing.start(long_turn(gated, sample)) for sample in range(2)]
         playing.wait_for(4, 2)
-        Operator(gated).abort_by_id()
+        operator_of(gated).abort_by_id()
         until(lambda: len(gated.proxy.calls()) == 2)
         playing.wait_for(4, 2)
         gated.server.open_gate()
-        gated.server.post("/abort_request", {"abort_all": True})
+        operator_of(gated).abort_all()
         trajectories = [reply.result(150) for reply in replies]
     for trajectory in trajectories:
         assert_whole_turn(gated, trajectory)
@@ -220,6 +221,7 @@ def test_a_hang_costs_the_request_and_not_the_episode(
     process, watch = own_process(gated), HangWatch(gated.engine)
     monkeypatch.setattr("rollq_worker.engine.hang_watch.SLOW_S", 0.0)
     monkeypatch.setattr("rollq_worker.engine.sglang.server.QUESTION_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("rollq_worker.engine.vllm.server.SCHEDULER_TIMEOUT_S", 1.0)
     with BackgroundEpisodes(gated) as playing:
         reply = playing.start(long_turn(gated))
         playing.wait_for(1)
@@ -243,7 +245,7 @@ def test_a_crash_costs_the_request_and_not_the_episode(gated: RecordedEngine) ->
     there.
     """
     process = own_process(gated)
-    operator = Operator(gated)
+    operator = operator_of(gated)
 
     def crashed(sample: int) -> Trajectory:
         gated.server.close_gate()
@@ -315,7 +317,7 @@ def test_episodes_through_pauses_aborts_and_new_weights_pass_the_audit(
     )
     trajectories: list[Trajectory] = []
     with recorded_engine(slow_server, tmp_path) as playing:
-        operator = Operator(playing)
+        operator = operator_of(playing)
         while not interrupted_enough(
             trajectories
         ):  # by chance, or on a busy machine, the operator came too late

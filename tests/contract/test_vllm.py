@@ -4,28 +4,39 @@ It is ROLLQ_TEST_VLLM_URL with the tokenizer ROLLQ_TEST_TOKENIZER, or is started
 vllm_cpu beside sglang_cpu (conftest.py).
 """
 
+import json
 import threading
 import time
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 
-from rollq.errors import JobFailure
+from rollq.errors import JobFailure, SettingsError
 from rollq.events import Finish
 from rollq.job import Budget, Job
 from rollq.sampling import PARAMETERS
 from rollq_worker.engine.client import EngineClient
-from rollq_worker.engine.vllm.server import RAW, REMEDIES, VllmServer
+from rollq_worker.engine.vllm.server import (
+    RAW,
+    REMEDIES,
+    SPECULATIVE,
+    TOKENS_ONLY,
+    VllmServer,
+)
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.environments import domain
 from rollq_worker.episode import loop
 from rollq_worker.fakes import FakeJournal, FakeUser
+from rollq_worker.process.startup_checks import check_engine
 from rollq_worker.protocols import Generated, SampleRequest
+from rollq_worker.remote.http_client import NoResponse
 from rollq_worker.tokens.renderer import ChatRenderer
-from tests.contract.conftest import Server, vllm
+from tests.contract.conftest import Server, vllm, vllm_installed
 from tests.waiting import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -184,23 +195,79 @@ def test_an_episode_is_played(client: EngineClient, vllm_server: Server) -> None
     assert played.sampled_tokens > 0 and played.turns >= 1
 
 
+class Waited(Exception):
+    """A request waited for the engine, and nobody was blamed."""
+
+
+def waits(engine: EngineClient, server: Server) -> None:
+    until_s = time.monotonic() + 3
+
+    def check() -> None:
+        if time.monotonic() > until_s:
+            raise Waited
+
+    with pytest.raises(Waited):
+        engine.generate(replace(request(server), check=check))
+
+
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("flags", "why"),
+    ("flags", "why", "proved"),
     [
-        (["--logprobs-mode", "raw_logprobs"], RAW),
-        (["--no-enable-scale-out"], REMEDIES[403]),
-        (["--api-key", "secret"], REMEDIES[401]),
+        (["--logprobs-mode", "raw_logprobs"], RAW, RAW),
+        (["--no-enable-scale-out"], REMEDIES[403], REMEDIES[403]),
+        (["--api-key", "secret"], REMEDIES[401], REMEDIES[401]),
+        (["--tokens-only"], TOKENS_ONLY, "--tokens-only server"),
+        (
+            ["--speculative-config", json.dumps(DRAFTS)],
+            SPECULATIVE,
+            "not yet supported with speculative decoding",
+        ),
     ],
 )
-def test_a_server_that_lacks_a_flag_is_named(
-    tmp_path_factory: pytest.TempPathFactory, flags: list[str], why: str
+def test_a_server_of_the_wrong_flags_is_named_and_costs_a_job_nothing(
+    tmp_path: Path, flags: list[str], why: str, proved: str
 ) -> None:
-    with vllm(tmp_path_factory.mktemp("vllm") / "log", *flags) as server:
+    with vllm(tmp_path / "log", *flags) as server:
         engine = EngineClient(server.url, proof=VocabularyProof(server.tokenizer))
         assert why in (engine.why_not_ready() or engine.probe())
-        if why == RAW:  # also without development mode
-            assert not engine.server._logprobs_follow_sampling()  # type: ignore[attr-defined]
+        waits(engine, server)
+        try:  # as without development mode
+            seen = "" if engine.server._logprobs_follow_sampling() else RAW  # type: ignore[attr-defined]
+        except NoResponse as e:
+            seen = str(e)
+        assert proved in seen
+        engine.close()
+
+
+@pytest.mark.slow
+def test_another_tokenizer_another_name_and_a_small_context(tmp_path: Path) -> None:
+    """The cache holds a whole context: else vLLM does not start."""
+    _, model = vllm_installed()
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in (*model.glob("*.json"), *model.glob("*.jinja")):
+        (other / file.name).write_bytes(file.read_bytes())
+    spec = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = spec["model"]["vocab"]
+    one, two = [*vocabulary][1000:1002]
+    vocabulary[one], vocabulary[two] = vocabulary[two], vocabulary[one]
+    (other / "tokenizer.json").write_text(json.dumps(spec))
+    flags = ["--tokenizer", str(other), "--served-model-name", "else", "--max-model-len", "512"]
+    with vllm(tmp_path / "log", *flags) as server:
+        engine = EngineClient(server.url, proof=VocabularyProof(server.tokenizer))
+        with pytest.raises(SettingsError, match=r"gives other ids than MINE .*: give --tokenizer"):
+            check_engine(engine, "MINE")
+        waits(engine, server)
+        engine.close()
+        engine = EngineClient(server.url)  # its name and its context do not matter
+        for length, sampled in ((509, 3), (511, 1), (512, 0), (600, 0)):
+            prompt = replace(request(server, ignore_eos=True), ids=array("I", [5] * length))
+            generated = engine.generate(prompt)
+            assert (len(generated.ids), generated.finish) == (sampled, Finish.LENGTH)
         engine.close()
 
 

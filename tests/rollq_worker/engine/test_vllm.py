@@ -21,7 +21,14 @@ from rollq_worker.engine.prompts import write_ids
 from rollq_worker.engine.replies import AdapterMissing, EngineUnavailable, RequestFailed
 from rollq_worker.engine.server import OneRequest
 from rollq_worker.engine.sglang.server import SGLangServer
-from rollq_worker.engine.vllm.server import RAW, REMEDIES, WATERMARK, VllmServer
+from rollq_worker.engine.vllm.server import (
+    RAW,
+    REMEDIES,
+    SPECULATIVE,
+    TOKENS_ONLY,
+    WATERMARK,
+    VllmServer,
+)
 from rollq_worker.protocols import Adapter, Routing, SampleRequest
 from rollq_worker.remote.http_client import Response
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine, good_reply, scripted_engine
@@ -203,6 +210,18 @@ def test_a_refusal_blames_who_is_to_blame(
     assert type(refusal) is error and why in str(refusal)
 
 
+@pytest.mark.parametrize("rest", ["", " plus the number of requested output tokens (at least 1)"])
+def test_a_context_that_was_not_known_is_learnt(
+    connect: Callable[..., EngineClient], rest: str
+) -> None:
+    message = f"The decoder prompt (length 2){rest} is longer than the maximum model length of 2. M"
+    with vllm() as engine:
+        engine.paths["/v1/models"] = (404, b"")
+        engine.then = (400, {"error": {"message": message}})
+        client = connect(engine)
+        assert (client.generate(one().request).finish, client.room(1)) == (Finish.LENGTH, 1)
+
+
 def test_a_worker_finds_out_that_it_is_vllm(connect: Callable[..., EngineClient]) -> None:
     with vllm() as engine:
         found = connect(engine)
@@ -217,6 +236,8 @@ def test_a_worker_finds_out_that_it_is_vllm(connect: Callable[..., EngineClient]
     ("config", "why"),
     [
         ({**CONFIG, "model_config": {"logprobs_mode": "raw_logprobs"}}, RAW),
+        ({"model_config": {**CONFIG["model_config"], "skip_tokenizer_init": True}}, TOKENS_ONLY),
+        ({**CONFIG, "speculative_config": {"method": "ngram"}}, SPECULATIVE),
         ({**CONFIG, "watermark_config": {"kind": "kgw"}}, WATERMARK),
     ],
 )

@@ -25,10 +25,11 @@ from rollq_worker.remote.http_client import NoResponse, Response
 MAX_MESSAGE = 300
 """Number of characters that are kept of an engine's error message."""
 CONTEXT_FULL = re.compile(
-    r"context length|maximum allowed length|token count exceeds", re.IGNORECASE
+    r"context length|maximum allowed length|maximum model length|token count exceeds", re.IGNORECASE
 )
 CONTEXT_TOKENS = re.compile(
-    r"(?:context length|maximum allowed length)\D{0,10}(\d+) tokens", re.IGNORECASE
+    r"(?:context length|maximum allowed length)\D{0,10}(\d+) tokens|maximum model length of (\d+)",
+    re.IGNORECASE,
 )
 PROMPT_TOKENS = re.compile(
     r"input(?: length)? \((\d+) tokens|(\d+) tokens from the input", re.IGNORECASE
@@ -104,7 +105,7 @@ def read_refusal(
 def _context_exceeded(message: str) -> ContextExceeded:
     limit = CONTEXT_TOKENS.search(message)
     prompt = PROMPT_TOKENS.search(message)
-    limit_tokens = int(limit[1]) if limit else 0
+    limit_tokens = int(limit[1] or limit[2]) if limit else 0
     prompt_tokens = int(prompt[1] or prompt[2]) if prompt else 0
     return ContextExceeded(message, limit_tokens, prompt_tokens)
 

@@ -44,6 +44,14 @@ RAW = (
     "its logprobs are those before temperature and top_p: "
     f"{START} --logprobs-mode processed_logprobs"
 )
+TOKENS_ONLY = (
+    "without a tokenizer it has no stop texts and no grammars, and cannot show its vocabulary: "
+    f"{START}out --tokens-only and --skip-tokenizer-init"
+)
+SPECULATIVE = (
+    "its logprobs are wrong, and it refuses min_p and logit_bias, under speculative decoding: "
+    f"{START}out --speculative-config"
+)
 WATERMARK = f"it samples with a watermark, which its logprobs leave out: {START}out it"
 METRIC = re.compile(
     r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)\{[^}]*\} (\S+)$", re.M
@@ -124,11 +132,17 @@ class VllmServer:
         model: Mapping[str, Any] = config.get("model_config") or {}
         if model.get("logprobs_mode") != "processed_logprobs":
             return RAW
+        if model.get("skip_tokenizer_init"):
+            return TOKENS_ONLY
+        if config.get("speculative_config"):
+            return SPECULATIVE
         return WATERMARK if config.get("watermark_config") else ""
 
     def _logprobs_follow_sampling(self) -> bool:
         """True if a token that had no rival after `top_k` has the logprob 0. Raises NoResponse."""
-        params = {"max_tokens": 1, "top_k": 1, "logprobs": 0}
+        # a server that decodes speculatively refuses min_p, and one without a tokenizer stop texts;
+        # both name their reason
+        params = {"max_tokens": 1, "logprobs": 0, "top_k": 1, "min_p": 0.01, "stop": ["never"]}
         body = json.dumps({"token_ids": [1], "sampling_params": params}).encode()
         response = self._http.post(self.path, body, timeout_s=PROOF_TIMEOUT_S)
         if response.status in REMEDIES:

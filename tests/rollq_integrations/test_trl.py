@@ -277,4 +277,4 @@ def test_a_rollout_of_several_traces_is_refused() -> None:
     ):
         row_of(branching(), 1.0, 0)
     row = row_of(branching(), 1.0, 0, "main")
-    assert (row["completion_ids"], row["env_mask"]) == ([10, 11, 4, 5, 12], [1, 1, 0, 0, 1])
+    assert (row.completion_ids, row.env_mask) == ([10, 11, 4, 5, 12], [1, 1, 0, 0, 1])

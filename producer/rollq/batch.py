@@ -5,7 +5,7 @@ to Redis.
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -61,6 +61,15 @@ class Group:
                 f"job {ungraded}: it has no reward, so it is no trajectory of a group"
             )
         return rewards
+
+    def rewards_of(self, model: str) -> list[float]:
+        """One per trajectory: the reward of that one of `Job.models` where the grade has one, else
+        the episode's. With scores all agents have those.
+        """
+        if self.scores is not None:
+            return list(self.scores)
+        members = zip(self.trajectories, self.rewards, strict=True)
+        return [trajectory.rewards.get(model, reward) for trajectory, reward in members]
 
     @property
     def advantages(self) -> list[float]:
@@ -238,26 +247,43 @@ class Batch:
         """The rows, and the number of those that are too long."""
         if max_length is not None:
             whole_number("max_length", max_length, at_least=1)
-        estimates = [each for group in self.groups for each in _advantages(group, advantages)]
-        members = zip(self.trajectories, self.group_indices, self.rewards, estimates, strict=True)
-        rows = [
-            Row(
-                segment=segment,
-                job_id=trajectory.job.id,
-                trajectory=index,
-                group=group,
-                reward=reward,
-                advantage=advantage,
-            )
-            for index, (trajectory, group, reward, advantage) in enumerate(members)
-            for segment in trajectory.segments(traces)
-        ]
+        rows: list[Row] = []
+        first = 0
+        for index, group in enumerate(self.groups):
+            rows += _rows_of(group, index, first, advantages, traces)
+            first += len(group.trajectories)
         kept = [row for row in rows if max_length is None or row.length <= max_length]
         return kept, len(rows) - len(kept)
 
 
-def _advantages(group: Group, advantages: str | TurnCredit) -> Sequence[float | Sequence[float]]:
+def _rows_of(
+    group: Group, index: int, first: int, advantages: str | TurnCredit, traces: Traces
+) -> Iterator[Row]:
+    """The rows of the group of that index, whose first trajectory has the index `first`. A row is
+    compared with its siblings' rewards of the same model.
+    """
+    segments = [trajectory.segments(traces) for trajectory in group.trajectories]
+    credits = {}
+    for model in {"", *(segment.model for own in segments for segment in own)}:
+        rewards = group.rewards_of(model)
+        credits[model] = list(zip(rewards, _advantages(group, rewards, advantages), strict=True))
+    for member, own in enumerate(segments):
+        for segment in own:
+            reward, advantage = credits[segment.model][member]
+            yield Row(
+                segment=segment,
+                job_id=segment.trajectory.job.id,
+                trajectory=first + member,
+                group=index,
+                reward=reward,
+                advantage=advantage,
+            )
+
+
+def _advantages(
+    group: Group, rewards: Sequence[float], advantages: str | TurnCredit
+) -> Sequence[float | Sequence[float]]:
     """One per trajectory, or for each trajectory one per turn."""
     if isinstance(advantages, TurnCredit):
-        return group.turn_advantages(advantages)
-    return estimate(group.rewards, advantages)
+        return advantages.advantages(group.trajectories, rewards)
+    return estimate(rewards, advantages)

@@ -94,6 +94,8 @@ class Prompt(DeferredTexts):
     """Tool schemas in OpenAI's form."""
     at: float = 0.0
     """Unix time in seconds."""
+    model: str = ""
+    """The one of `Job.models` whose conversation it is; "": the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +200,28 @@ class Acted(DeferredTexts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replied(DeferredTexts):
+    """A turn of another model than those that are trained. It is of no trace, so that nothing of it
+    is trained; it is here for an attempt that resumes.
+    """
+
+    model: str
+    """Its name in `Job.models`."""
+    request: str
+    """Digest of the conversation and of the options that it answers."""
+    ids: array[int]
+    """array('I'): the sampled tokens."""
+    finish: Finish
+    """Reason for which the turn ended."""
+    text: str = ""
+    """The engine's own text, for people."""
+    at: float = 0.0
+    """Unix time in seconds when the request was sent."""
+    seconds: float = 0.0
+    """Seconds until the turn was there, waiting included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Closed(DeferredTexts):
     """The end of the episode: always the last event of a finished trajectory."""
 
@@ -213,4 +237,4 @@ class Closed(DeferredTexts):
 
 
 TokenEvent = Prompt | Sampled | Observed
-Event = TokenEvent | Acted | Closed
+Event = TokenEvent | Acted | Replied | Closed

@@ -208,6 +208,12 @@ class Job(Identified):
     {"model": NAME, ...}}`, with the options of `rollq.teachers.Teacher`. The same for the whole
     group.
     """
+    models: Mapping[str, Json] = field(default_factory=dict)
+    """Agents that share the episode of an agent program, by the `model` of its requests: `{"red":
+    {}}` is the policy, `{"adapter": NAME}` a LoRA adapter of the run, both trained. `{"model":
+    NAME}` are engines that the workers know by name, never trained. Without any, each name is the
+    policy. The same for the whole group.
+    """
     weight_version: str = ""
     """Pins the job to weights of that version: what others would sample is not taken. While no
     engine serves them, its worker puts the job back, at no cost. Give such jobs engines and workers
@@ -249,6 +255,7 @@ class Job(Identified):
         self._check_options()
         self._check_experts()
         self._check_teachers()
+        self._check_models()
         refusal = objection(self.sampling, self.budget.max_new_tokens)
         if refusal:
             raise self._error(refusal)
@@ -339,6 +346,24 @@ class Job(Identified):
                 Teacher.read(options)
             except ContractError as e:
                 raise self._error(f"teacher {name!r}: {e}") from e
+
+    def _check_models(self) -> None:
+        for name, options in self.models.items():
+            if not isinstance(name, str) or not NAME.fullmatch(name):
+                raise self._error(f"model {name!r}: its name must match {NAME.pattern}")
+            if not isinstance(options, Mapping) or len(options) > 1:
+                raise self._error(f"model {name!r} has an adapter, a model or nothing")
+            for kind, value in options.items():
+                is_name = isinstance(value, str) and NAME.fullmatch(value)
+                if kind not in ("adapter", "model") or not is_name:
+                    raise self._error(
+                        f"model {name!r}: {kind!r} cannot be {value!r:.100}: give the name of an "
+                        "adapter or of a model"
+                    )
+
+    def is_frozen(self, model: str) -> bool:
+        """True if requests for that one of `models` are never trained."""
+        return "model" in self.models.get(model, {})
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> "Job":

@@ -137,7 +137,8 @@ def changed_prompts(events: Iterable[Event]) -> Iterator[str]:
 def _differ_in_the_system(before: Prompt, now: Prompt) -> bool:
     was, messages = before.messages, now.messages
     return (
-        1 < len(was) < len(messages)
+        before.model == now.model
+        and 1 < len(was) < len(messages)
         and was[0]["role"] == messages[0]["role"] == "system"
         and was[0] != messages[0]
         and list(was[1:]) == list(messages[1 : len(was)])

@@ -23,6 +23,7 @@ class _Trace:
     """The place of its last sampled event so far."""
     answers: list[Message]
     """Its finished turns."""
+    kind: Kind = "helper"
 
     @property
     def tools(self) -> set[str]:
@@ -41,17 +42,22 @@ def trace_kinds(events: Iterable[Event]) -> list[Kind]:
     the main conversation if nothing is sampled any more in the main trace before it, if it has all
     tools of the first, and if it either repeats as many turns as that conversation has, or its last
     turn (an edited history, or the end of one), or repeats none under the first's system prompt (it
-    begins again, with a summary). All others are helpers.
+    begins again, with a summary). All others are helpers. Each of `Job.models` has a main
+    conversation of its own.
     """
     traces = _traces(events)
-    first = next((n for n, trace in enumerate(traces) if trace.tools), 0)
-    kinds: list[Kind] = ["helper"] * len(traces)
+    for model in {trace.prompt.model for trace in traces}:
+        _mark_main([trace for trace in traces if trace.prompt.model == model])
+    return [trace.kind for trace in traces]
+
+
+def _mark_main(traces: Sequence[_Trace]) -> None:
+    first = next((trace for trace in traces if trace.tools), traces[0])
     main = None
-    for number, trace in enumerate(traces):
-        if number == first or (main is not None and _goes_on(trace, main, traces[first])):
+    for trace in traces:
+        if trace is first or (main is not None and _goes_on(trace, main, first)):
             main = trace
-            kinds[number] = "main"
-    return kinds
+            main.kind = "main"
 
 
 def _traces(events: Iterable[Event]) -> list[_Trace]:

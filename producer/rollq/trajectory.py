@@ -77,6 +77,11 @@ class Segment:
     """The episode that it is of."""
 
     @property
+    def model(self) -> str:
+        """Name in `Job.models` of the agent whose trace it is; "": the policy."""
+        return self.prompt.model if self.prompt else ""
+
+    @property
     def kind(self) -> Kind:
         """`main`: of the agent's own conversation. `helper`: a sub-agent's, a title, a summary.
         Reading it decodes texts.
@@ -179,6 +184,11 @@ class Trajectory:
     def reward(self) -> float | None:
         """The reward; None when it was not graded, or is being played."""
         return self.closed.reward if self.closed else None
+
+    @property
+    def rewards(self) -> Mapping[str, float]:
+        """Rewards of single agents (`Grade.rewards`), by their names in `Job.models`."""
+        return self.info.get("rewards", {}) if self.job.models else {}
 
     @property
     def failure(self) -> FailureClass | None:

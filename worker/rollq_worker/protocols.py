@@ -103,6 +103,8 @@ class SampleRequest:
     """Names the adapter to sample with; called for each try. None: no adapter. The reply has the
     adapter's version. It may raise an error that stops the attempt.
     """
+    model: str = ""
+    """The one of `Job.models` that samples; "": the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,10 @@ class Grade:
     """The reward, in [0, 1]."""
     info: Mapping[str, Json] = field(default_factory=dict)
     """Anything worth recording, such as what was wrong. It must be JSON."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Rewards of single agents, by their names in `Job.models`. An agent without one has
+    `reward`.
+    """
 
 
 class Environment(Protocol):

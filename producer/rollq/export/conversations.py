@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rollq.events import Acted, Message, Observed, Prompt, Sampled
+from rollq.events import Acted, Message, Observed, Prompt, Replied, Sampled
 from rollq.trajectory import Trajectory
 
 TraceEvents = tuple[Prompt, Sequence[Sampled | Observed]]
@@ -15,8 +15,8 @@ def conversations(trajectory: Trajectory) -> list[dict[str, Any]]:
 
     `messages` is its conversation, whose last assistant messages are its turns. `turns` has their
     numbers in the episode, in which all traces count together. `tools` has names. `kind` is `main`
-    or `helper` (`Trajectory.kinds`). `behind` is there
-    where its tokens begin with those of an earlier trace up to the end of one of its turns:
+    or `helper` (`Trajectory.kinds`), `model` the one of `Job.models` whose trace it is. `behind` is
+    there where its tokens begin with those of an earlier trace up to the end of one of its turns:
     `[trace, turn]`. `unanswered` is the text of a last turn that is not among the messages, because
     the attempt failed.
     """
@@ -41,6 +41,8 @@ def _conversation(messages: list[Message], trace: TraceEvents) -> dict[str, Any]
         "tools": [str((tool.get("function") or tool).get("name")) for tool in prompt.tools],
         "turns": [*dict.fromkeys(event.turn for event in sampled)],
     }
+    if prompt.model:
+        record["model"] = prompt.model
     if unanswered:
         record["unanswered"] = "".join(unanswered)
     return record
@@ -77,7 +79,8 @@ def _shared_beginning(prompt_ids: bytes, trace: TraceEvents) -> tuple[int, int]:
 
 
 def steps(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """Actions of an agent program in the environment, in order. `turn` is the last one that was
+    """Actions of an agent program in the environment and replies of models that are not trained,
+    in order. `turn` is the last one that was
     sampled before it; null for the opening.
     """
     records: list[dict[str, Any]] = []
@@ -85,6 +88,9 @@ def steps(trajectory: Trajectory) -> list[dict[str, Any]]:
     for event in trajectory.events:
         if isinstance(event, Sampled):
             turn = event.turn
+        elif isinstance(event, Replied):
+            action = {"name": f"model {event.model}", "arguments": {}}
+            records.append({"turn": turn, "action": action, "text": event.text})
         elif isinstance(event, Acted):
             step: dict[str, Any] = {"turn": turn, "action": dict(event.action), "text": event.text}
             if event.done:

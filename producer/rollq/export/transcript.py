@@ -217,7 +217,8 @@ def request_options(record: Record, turns: Sequence[Sequence[Any]]) -> dict[int,
 
 def trace_heading(number: int, trace: Mapping[str, Any]) -> str:
     """A heading for one of several traces: its kind, its beginning, and its tools."""
-    text = f"trace {number} ({trace['kind']})" if "kind" in trace else f"trace {number}"
+    told = ", ".join(str(trace[key]) for key in ("model", "kind") if key in trace)
+    text = f"trace {number} ({told})" if told else f"trace {number}"
     behind = trace.get("behind")
     if behind:
         text += f", which begins like trace {behind[0]} up to the end of turn {behind[1]}"

@@ -25,7 +25,7 @@ def check_group(jobs: Sequence[Job], run: str) -> list[str]:
         if _of_group(job) != _of_group(first):
             raise ContractError(
                 f"job {job.id}: size, spare, min_viable, purpose, queue, routed_experts, "
-                "teachers, reward, adapter or template_kwargs differ within the group"
+                "teachers, models, reward, adapter or template_kwargs differ within the group"
             )
     ids = [job.id for job in jobs]
     if len(set(ids)) < len(ids):
@@ -36,7 +36,7 @@ def check_group(jobs: Sequence[Job], run: str) -> list[str]:
 def _of_group(job: Job) -> tuple[Any, ...]:
     shape = job.size, job.spare, job.viable, job.purpose, job.queue, job.adapter
     graded_by = job.reward, job.reward_args, job.teachers
-    return *shape, kwargs_text(job), job.routed_experts, *graded_by
+    return *shape, kwargs_text(job), job.routed_experts, job.models, *graded_by
 
 
 def kwargs_text(job: Job) -> str:

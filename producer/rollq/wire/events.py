@@ -23,6 +23,7 @@ from rollq.events import (
     Finish,
     Observed,
     Prompt,
+    Replied,
     Sampled,
     Stop,
     VersionSpan,
@@ -74,9 +75,13 @@ def encode_event(event: Event, job_id: str) -> bytes:
         case Prompt():
             texts = [event.messages, event.tools]
             fields = [dump_ids(event.ids, where), pack_texts(texts, where), float(event.at)]
+            fields += [event.model] if event.model else []
         case Acted():
             texts = [event.action, event.text]
             fields = [pack_texts(texts, where), event.done, float(event.at), float(event.seconds)]
+        case Replied():
+            fields = [event.model, event.request, dump_ids(event.ids, where), event.finish]
+            fields += [pack_texts([event.text], where), float(event.at), float(event.seconds)]
         case Closed():
             reward = None if event.reward is None else float(event.reward)
             fields = [
@@ -114,10 +119,11 @@ def is_observed(blob: bytes) -> bool:
 
 
 def _prompt(fields: list[Any], where: str) -> Prompt:
-    _, _, ids, texts, at = fields
-    if type(at) is not float:
+    _, _, ids, texts, at, *named = fields
+    model = named[0] if named else ""
+    if type(at) is not float or type(model) is not str or len(named) > 1:
         wrong(where, "prompt", fields)
-    return _new_prompt(load_ids(ids), at, defer(texts, where, messages=list, tools=list))
+    return _new_prompt(load_ids(ids), at, model, defer(texts, where, messages=list, tools=list))
 
 
 def _sampled(fields: list[Any], where: str) -> Sampled:
@@ -204,6 +210,16 @@ def _acted(fields: list[Any], where: str) -> Acted:
     return _new_acted(done, at, seconds, defer(texts, where, action=dict, text=str))
 
 
+def _replied(fields: list[Any], where: str) -> Replied:
+    _, _, model, request, ids, finish, texts, at, seconds = fields
+    if type(model) is not str or type(request) is not str:
+        wrong(where, "replied", [model, request])
+    if type(at) is not float or type(seconds) is not float:
+        wrong(where, "time of a replied event", [at, seconds])
+    read = defer(texts, where, text=str)
+    return _new_replied(model, request, load_ids(ids), Finish(finish), at, seconds, read)
+
+
 def _closed(fields: list[Any], where: str) -> Closed:
     _, _, stop, reward, failure, texts, at = fields
     stop = Stop(stop)
@@ -238,7 +254,7 @@ def _without_texts(kind: type[E], *names: str) -> Callable[..., E]:
     return make
 
 
-_new_prompt = _without_texts(Prompt, "ids", "at")
+_new_prompt = _without_texts(Prompt, "ids", "at", "model")
 _new_sampled = _without_texts(
     Sampled,
     *(
@@ -259,6 +275,7 @@ _new_observed = _without_texts(
     Observed, "turn", "ids", "extra_calls", "done", "at", "seconds", "trace"
 )
 _new_acted = _without_texts(Acted, "done", "at", "seconds")
+_new_replied = _without_texts(Replied, "model", "request", "ids", "finish", "at", "seconds")
 _new_closed = _without_texts(Closed, "stop", "reward", "failure", "at")
 
 _EVENTS: dict[str, Callable[[list[Any], str], Event]] = {
@@ -266,5 +283,6 @@ _EVENTS: dict[str, Callable[[list[Any], str], Event]] = {
     "sampled": _sampled,
     "observed": _observed,
     "acted": _acted,
+    "replied": _replied,
     "closed": _closed,
 }

@@ -14,12 +14,14 @@ from rollq.wire.blob import DIGEST, SCHEMA, check_version, heading, pack, unpack
 
 
 def split_prompt(blob: bytes) -> tuple[bytes, bytes, bytes] | None:
-    """Reference, digest (16 bytes) and content of a prompt's blob; None for every other blob.
-    Raises ContractError.
+    """Reference, digest (16 bytes) and content of a prompt's blob; None for every other blob,
+    also for the prompt of one of several models. Raises ContractError.
     """
     if heading(blob)[1] != "prompt":
         return None
-    ids, texts, at = unpack(blob, "prompt", 3, "a prompt")
+    _, _, ids, texts, at, *named = unpack(blob, "prompt", None, "a prompt")
+    if named:
+        return None
     content = pack(ids, "a prompt") + pack(texts, "a prompt")
     digest = _digest(content)
     return pack([SCHEMA, "shared", digest, at], "a reference"), digest, content

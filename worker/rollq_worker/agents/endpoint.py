@@ -16,15 +16,17 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from rollq.env import Observation
+from rollq.job import Job
 from rollq_worker.agents.connections import CONNECTIONS, Connections
 from rollq_worker.agents.dialects import Dialect, chat_completions, messages
+from rollq_worker.agents.dialects.chat_completions import MODEL
 from rollq_worker.agents.dialects.responses import Responses
 from rollq_worker.agents.episode import AgentEpisode
 from rollq_worker.agents.traces import Turn
@@ -276,7 +278,7 @@ class _Served:
         return stream
 
     def _answer(self, dialect: Dialect, body: bytes) -> tuple[TurnRequest, Turn]:
-        request = _request(dialect, body)
+        request = _request(dialect, body, self._episode.job)
         return request, self._episode.complete(request)
 
     async def _count(self, http: web.BaseRequest) -> web.StreamResponse:
@@ -285,7 +287,7 @@ class _Served:
             body = await self._read(http)
             number = await self._in_thread(
                 lambda: _has_hung_up(http),
-                lambda body: self._episode.count(_request(messages, body)),
+                lambda body: self._episode.count(_request(messages, body, self._episode.job)),
                 body,
             )
             return web.json_response({"input_tokens": number})
@@ -343,12 +345,24 @@ def _form_of(http: web.BaseRequest) -> Any:
     return messages if is_anthropics else chat_completions
 
 
-def _request(dialect: Dialect, body: bytes) -> TurnRequest:
+def _request(dialect: Dialect, body: bytes, job: Job) -> TurnRequest:
     """Read in a request's own thread, because a large body would hold up the other episodes."""
+    fields = _json(body)
     try:
-        return dialect.read(_json(body))
+        request = dialect.read(fields)
     except RecursionError as e:
         raise RequestRefused("the request is nested too deeply") from e
+    name = fields.get("model")
+    if not job.models or name == MODEL:
+        return request
+    if name not in job.models:
+        raise RequestRefused(
+            f"the model is {name!r:.80}; the job has {', '.join((MODEL, *job.models))}",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
+    return replace(request, model=name)
 
 
 def _json(body: bytes) -> Any:

@@ -23,6 +23,7 @@ from rollq.errors import AgentFailure, ContractError, EngineFailure, JobFailure
 from rollq.events import Acted, Closed, Event, Observed, Prompt, Sampled, Stop
 from rollq.job import Job, Json
 from rollq_worker.agents.growth import Growth, Spent
+from rollq_worker.agents.other_models import OtherModels
 from rollq_worker.agents.recorded import AgentJournal, Answers, replayed
 from rollq_worker.agents.traces import RendererOf, Trace, TraceTree, Turn
 from rollq_worker.agents.turn_request import RequestRefused, TurnRequest, with_options
@@ -60,6 +61,7 @@ class AgentEpisode:
         self._engine = engine
         self._journal = journal
         self._tree = TraceTree(job, renderer_of)
+        self._others = OtherModels(job, renderer_of, recorded)
         self._answers = Answers()
         steps = [event for event in recorded if isinstance(event, Acted)]
         self.world = World(environment, user, steps, self._record_now)
@@ -92,7 +94,11 @@ class AgentEpisode:
         """The finished turn that answers the request. Raises RequestRefused."""
         with self._one_more():
             try:
-                return self._complete(self._tree.recognised(request))
+                tree = self._tree_of(request)
+                request = tree.recognised(request)
+                if tree is not self._tree:
+                    return self._ask_other(request)
+                return self._complete(request)
             except RequestRefused:
                 raise
             except BaseException as e:  # the attempt's thread raises it
@@ -104,11 +110,12 @@ class AgentEpisode:
         """The number of tokens that the request's turn would begin behind. Raises
         RequestRefused.
         """
-        request = self._tree.recognised(request)
+        tree = self._tree_of(request)
+        request = tree.recognised(request)
         with self._lock:
             self._check_going_on()
             self._check_size(request)
-            place = self._tree.prompt_for(request)
+            place = tree.prompt_for(request)
         if isinstance(place, tuple):
             turn, event = place
             return len(turn.trace.ids) + len(event.ids)
@@ -119,7 +126,10 @@ class AgentEpisode:
         sent again.
         """
         with self._lock:
-            self._answers.add(turn, recorded=False)
+            if self.job.is_frozen(turn.trace.model):
+                self._others.not_delivered(turn)
+            else:
+                self._answers.add(turn, recorded=False)
 
     def step(self, name: str, arguments: Mapping[str, Json]) -> Observation:
         """Carry out one action in the environment. Raises RequestRefused."""
@@ -147,14 +157,32 @@ class AgentEpisode:
             if turn is not None and turn.message is not None:
                 return self._delivered(turn)
             turn = turn or self._begin(request)
-        self._sample(turn, request)
+        self._sample(turn, request, self._tree)
         with self._lock:
-            if not turn.pieces:
-                raise self._no_room()
-            if turn.message is None:  # interrupted, and then there was no room
-                self._tree.end(turn, cut=True)
             self._journal.write()
             return self._delivered(turn)
+
+    def _tree_of(self, request: TurnRequest) -> TraceTree:
+        return self._others.tree if self.job.is_frozen(request.model) else self._tree
+
+    def _ask_other(self, request: TurnRequest) -> Turn:
+        """The turn of a model that is not trained."""
+        tree = self._others.tree
+        with self._lock:
+            self._check_going_on()
+            self._check_growth()
+            trace, job = self._trace_for(request, tree)
+            turn = self._others.begin(trace, job)
+            piece = self._others.recorded(turn, request)
+            if piece is not None:
+                tree.add(turn, piece)
+                tree.end(turn, cut=not self._sampler(turn).is_complete(piece))
+                return turn
+        self._sample(turn, request, tree)
+        with self._lock:
+            self._record(self._others.replied(turn, request))
+            self._journal.write()
+        return turn
 
     def _delivered(self, turn: Turn) -> Turn:
         self.refused = None
@@ -170,7 +198,7 @@ class AgentEpisode:
             return turn
         divergence = self._answers.divergence(request)
         if divergence:
-            self._place(request)
+            self._place(request, self._tree)
             # Of several requests at once, this one may not have been answered when the journal
             # ended. Then another one follows within two seconds.
             before = self._requests_so_far
@@ -184,7 +212,9 @@ class AgentEpisode:
         return turn
 
     def _sampler(self, turn: Turn) -> Sampler:
-        return Sampler(turn.job, self._engine, self._journal, turn.trace.renderer.stop_ids)
+        trace = turn.trace
+        stop_ids = trace.renderer.stop_ids
+        return Sampler(turn.job, self._engine, self._journal, stop_ids, trace.model)
 
     def _begin(self, request: TurnRequest) -> Turn:
         """Open the turn where the request goes on. Raises RequestRefused when there is no budget
@@ -196,29 +226,39 @@ class AgentEpisode:
                 f"the job's {self.job.budget.max_turns} turns are played", code="turns_spent"
             )
         self._check_growth()
-        job, place = self._place(request)
-        if isinstance(place, Prompt):
-            trace = self._tree.open(place)
-            self._record(place)
-        elif isinstance(place, tuple):
-            trace = self._tree.answer(place[1])
-            self._record(place[1])
-        else:
-            trace = place
+        trace, job = self._trace_for(request, self._tree)
         self._turns += 1
         self._number += 1
         return self._tree.begin(trace, self._number - 1, job)
 
-    def _place(self, request: TurnRequest) -> tuple[Job, Trace | Prompt | tuple[Turn, Observed]]:
+    def _trace_for(self, request: TurnRequest, tree: TraceTree) -> tuple[Trace, Job]:
+        """The trace in which the request's turn begins, and the job with the options of the
+        request.
+        """
+        job, place = self._place(request, tree)
+        if isinstance(place, Trace):
+            return place, job
+        if isinstance(place, Prompt):
+            event: Event = place
+            trace = tree.open(place)
+        else:
+            _, event = place
+            trace = tree.answer(event)
+        self._record_in(tree, event)
+        return trace, job
+
+    def _place(
+        self, request: TurnRequest, tree: TraceTree
+    ) -> tuple[Job, Trace | Prompt | tuple[Turn, Observed]]:
         """The job with the options of the request, and its place in the traces. Raises
         RequestRefused.
         """
         try:
-            job = with_options(self.job, request.options)
+            job = with_options(tree.job, request.options)
         except ContractError as e:
             raise RequestRefused(str(e)) from e
         self._check_size(request)
-        place = self._tree.prompt_for(request)
+        place = tree.prompt_for(request)
         if isinstance(place, tuple):
             turn, event = place
             ids = turn.trace.ids + event.ids
@@ -237,30 +277,39 @@ class AgentEpisode:
         if sum(map(len, texts)) > most and sum(len("".join(text.split())) for text in texts) > most:
             raise self._no_room()
 
-    def _sample(self, turn: Turn, request: TurnRequest) -> None:
-        """Sample the turn, and go on when its generation is interrupted."""
+    def _sample(self, turn: Turn, request: TurnRequest, tree: TraceTree) -> None:
+        """Sample the turn to its end, and go on when its generation is interrupted. Raises
+        RequestRefused when there is no room for it.
+        """
+        while self._sample_piece(turn, request, tree):
+            time.sleep(ABORT_PAUSE_S)
+        with self._lock:
+            if not turn.pieces:
+                raise self._no_room()
+            if turn.message is None:  # interrupted, and then there was no room
+                tree.end(turn, cut=True)
+
+    def _sample_piece(self, turn: Turn, request: TurnRequest, tree: TraceTree) -> bool:
+        """True if the turn goes on behind the piece that was sampled."""
         trace = turn.trace
         sampler = self._sampler(turn)
-        while True:
-            trace.checks.check_request(trace.ids)
-            piece = sampler.generate(
-                trace.ids, turn.number, len(trace.ids) - turn.begin, trace.checks.read
-            )
-            if piece is None:
-                return
-            over = sampler.is_over(piece)
-            if sampler.is_kept(piece):
-                piece = replace(piece, trace=trace.number, asked=request.options)
-                with self._lock:
-                    if self._over:
-                        raise self._refusal()
-                    self._tree.add(turn, piece)
-                    self._record(piece)
-                    if over:  # here, because calls are numbered in the journal's order
-                        self._tree.end(turn, cut=not sampler.is_complete(piece))
-            if over:
-                return
-            time.sleep(ABORT_PAUSE_S)
+        trace.checks.check_request(trace.ids)
+        piece = sampler.generate(
+            trace.ids, turn.number, len(trace.ids) - turn.begin, trace.checks.read
+        )
+        if piece is None:
+            return False
+        over = sampler.is_over(piece)
+        if sampler.is_kept(piece):
+            piece = replace(piece, trace=trace.number, asked=request.options)
+            with self._lock:
+                if self._over:
+                    raise self._refusal()
+                tree.add(turn, piece)
+                self._record_in(tree, piece)
+                if over:  # here, because calls are numbered in the journal's order
+                    tree.end(turn, cut=not sampler.is_complete(piece))
+        return not over
 
     def _check_growth(self) -> None:
         try:
@@ -418,6 +467,11 @@ class AgentEpisode:
         with self._lock:
             self._record(event)
             self._journal.write()
+
+    def _record_in(self, tree: TraceTree, event: Event) -> None:
+        """Record an event of one of its traces, unless they are of models that are not trained."""
+        if tree is self._tree:
+            self._record(event)
 
     def _record(self, event: Event) -> None:
         self._journal.hold_back(event)

@@ -5,7 +5,7 @@ It knows events only.
 
 import json
 
-from rollq.events import Acted, Event, Observed, Prompt, Sampled, Stop
+from rollq.events import Acted, Event, Observed, Prompt, Replied, Sampled, Stop
 from rollq.job import Json
 from rollq_worker.agents.turn_request import RequestRefused
 
@@ -40,6 +40,8 @@ class Growth:
                 texts = [dict(event.asked)]
             case Observed():
                 texts = [event.message, list(event.replies)]
+            case Replied():
+                texts = [event.text]
             case Acted():
                 texts = [event.text, dict(event.action)]
                 self._steps += 1

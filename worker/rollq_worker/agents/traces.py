@@ -129,9 +129,10 @@ class Trace:
     ) -> None:
         self.number = number
         self.renderer = renderer
+        self.model = prompt.model
         self.tools = list(prompt.tools)
         self.messages: list[Message] = list(prompt.messages)
-        self.digest = digest_of(prompt.tools, prompt.messages)
+        self.digest = digest_of(prompt)
         """Of the conversation so far, without a turn that has no answer."""
         self.ids = array("I", prompt.ids)
         self.checks = TokenChecks(job, renderer)
@@ -145,7 +146,7 @@ class TraceTree:
 
     def __init__(self, job: Job, renderer_of: RendererOf) -> None:
         self.traces: list[Trace] = []
-        self._job = job
+        self.job = job
         self._renderer_of = renderer_of
         self._waiting: dict[bytes, list[Trace]] = {}
         """Traces whose next turn was not begun, by the digest of their conversation. Equal requests
@@ -165,7 +166,7 @@ class TraceTree:
         """The request with the policy's own turns as they were sampled, whatever its client made of
         them, the results of calls in the calls' order, and with its digests.
         """
-        digests = [opening_digest(request.tools)]
+        digests = [opening_digest(request.tools, request.model)]
         messages: list[Message] = []
         ids: list[str] = []
         for role, run in groupby(request.messages, itemgetter("role")):
@@ -223,7 +224,13 @@ class TraceTree:
             return self._prompt(ids, request)
 
     def _prompt(self, ids: array[int], request: TurnRequest) -> Prompt:
-        return Prompt(ids=ids, messages=request.messages, tools=request.tools, at=time.time())
+        return Prompt(
+            ids=ids,
+            messages=request.messages,
+            tools=request.tools,
+            at=time.time(),
+            model=request.model,
+        )
 
     def _behind(
         self, turn: Turn, request: TurnRequest, replies: Sequence[Message]
@@ -255,7 +262,7 @@ class TraceTree:
     def open(self, prompt: Prompt) -> Trace:
         """A new trace."""
         renderer = self._renderer_of(prompt.tools)
-        trace = Trace(len(self.traces), prompt, renderer, self._job)
+        trace = Trace(len(self.traces), prompt, renderer, self.job)
         self.traces.append(trace)
         self._waits(trace)
         return trace

@@ -12,7 +12,7 @@ from functools import reduce
 
 import orjson
 
-from rollq.events import Message
+from rollq.events import Message, Prompt
 from rollq.job import Job, Json
 
 MAX_NEW_TOKENS, ONE_CALL, FORCED_CALL = "max_new_tokens", "one_call", "tool_choice"
@@ -56,6 +56,8 @@ class TurnRequest:
     """A stream ends with the number of tokens."""
     repeated: Mapping[str, Json] = field(default_factory=dict)
     """Parts of the request that the reply repeats."""
+    model: str = ""
+    """The one of `Job.models` that it is for; "": the policy."""
     digests: Sequence[bytes] = ()
     """Of the conversation before the first message, and after each. `TraceTree.recognised` makes
     them.
@@ -105,14 +107,20 @@ def _digest(before: bytes, text: bytes) -> bytes:
     return hashlib.blake2b(before + text, digest_size=16).digest()
 
 
-def opening_digest(tools: Sequence[Json]) -> bytes:
-    """The digest of a conversation before its first message."""
-    return _digest(b"", orjson.dumps(list(tools), option=orjson.OPT_SORT_KEYS))
+def opening_digest(tools: Sequence[Json], model: str) -> bytes:
+    """The digest of a conversation with this one of `Job.models`, before its first message."""
+    return _digest(model.encode(), orjson.dumps(list(tools), option=orjson.OPT_SORT_KEYS))
 
 
-def digest_of(tools: Sequence[Json], messages: Sequence[Message]) -> bytes:
-    """The digest of a conversation."""
-    return reduce(longer, messages, opening_digest(tools))
+def digest_of(prompt: Prompt) -> bytes:
+    """The digest of the conversation of a prompt."""
+    return reduce(longer, prompt.messages, opening_digest(prompt.tools, prompt.model))
+
+
+def request_key(request: TurnRequest) -> str:
+    """The digest of a request's conversation and options."""
+    options = options_key(request.options)
+    return _digest(request.digests[-1], options.encode("utf-8", "surrogatepass")).hex()
 
 
 def options_key(options: Mapping[str, Json]) -> str:

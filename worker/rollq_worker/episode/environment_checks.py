@@ -5,11 +5,11 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from rollq.env import Environment, Grade, Observation, RewardFunction
 from rollq.errors import EnvironmentFailure, RewardFailure
 from rollq.events import Closed, Stop
+from rollq.job import Json
 from rollq.trajectory import Trajectory
 from rollq_worker.failures import errors_become
 
@@ -28,15 +28,16 @@ def close(environment: Environment, stop: Stop, *, unfinished: str) -> Closed:
     """The end of an episode, with the environment's grade. One that is `unfinished`, and why, gets
     0, as in tau-bench.
     """
-    grade = Grade(0.0, {"unfinished": unfinished})
+    grade = Grade(0.0)
+    info: Mapping[str, Json] = {"unfinished": unfinished}
     if not unfinished:
         with errors_become(EnvironmentFailure, "environment.grade"):
             grade = environment.grade()
             if not isinstance(grade, Grade):
                 raise TypeError(f"grade() returns a {type(grade).__name__}, not Grade")
             _check_reward(grade.reward)
-            _check_info(grade.info)
-    return Closed(stop=stop, reward=float(grade.reward), info=grade.info, at=time.time())
+            info = _checked_info(grade)
+    return Closed(stop=stop, reward=float(grade.reward), info=info, at=time.time())
 
 
 def with_end(played: Trajectory, closed: Closed, reward: RewardFunction | None) -> Trajectory:
@@ -45,6 +46,14 @@ def with_end(played: Trajectory, closed: Closed, reward: RewardFunction | None) 
     """
     if reward is not None:
         closed = _rewarded(played, closed, reward)
+    models = played.job.models
+    unknown = {*closed.info.get("rewards", ())} - {*models} if models else ()
+    if unknown:
+        failure = EnvironmentFailure if reward is None else RewardFailure
+        raise failure(
+            f"the grade has a reward for {', '.join(sorted(unknown))}, and the job's models are "
+            f"{', '.join(models)}"
+        )
     return replace(played, events=(*played.events, closed))
 
 
@@ -56,18 +65,25 @@ def _rewarded(played: Trajectory, closed: Closed, reward: RewardFunction) -> Clo
         if not isinstance(grade, Grade):
             grade = Grade(grade)
         _check_reward(grade.reward)
-        info = {**before.info, **grade.info, "env_reward": before.reward}
-        _check_info(info)
+        info = {**before.info, **_checked_info(grade), "env_reward": before.reward}
     return replace(closed, reward=float(grade.reward), info=info)
 
 
-def _check_info(info: Mapping[str, Any]) -> None:
-    """As the wire and an exported file take it."""
+def _checked_info(grade: Grade) -> dict[str, Json]:
+    """The grade's info as the wire and an exported file take it, with the rewards of single
+    agents.
+    """
+    info = dict(grade.info)
+    if grade.rewards:
+        for reward in grade.rewards.values():
+            _check_reward(reward)
+        info["rewards"] = {name: float(reward) for name, reward in grade.rewards.items()}
     for key, value in info.items():
         try:
             json.dumps({key: value}, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as e:
             raise TypeError(f"Grade.info[{key!r}] is no JSON: {e}") from e
+    return info
 
 
 def _check_reward(reward: object) -> None:

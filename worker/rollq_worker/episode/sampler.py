@@ -32,8 +32,11 @@ class Sampler:
         engine: Engine,
         journal: Journal,
         stop_ids: Sequence[int],
+        model: str = "",
     ) -> None:
+        """`model`: the one of `Job.models` that samples."""
         self._job = job
+        self._model = model
         self._engine = engine
         self._journal = journal
         self._end_ids = end_ids(job, stop_ids)
@@ -67,6 +70,7 @@ class Sampler:
             check=self._journal.check,
             routing=Routing(start=read, shape=self._experts) if self._experts else None,
             images=images,
+            model=self._model,
         )
         with errors_become(EngineFailure, "the engine"):
             got = self._engine.generate(request)

@@ -184,7 +184,7 @@ class EpisodePlayer:
         play = self._program(attempt) if is_program(job.agent) else alone
         return play(
             job,
-            engine=bound_engine(self._engine, attempt, claim),
+            engine=bound_engine(self._engine, attempt, claim, self._models),
             environment=timed,
             user=user,
             journal=attempt,

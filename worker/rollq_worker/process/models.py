@@ -1,4 +1,5 @@
-"""The engines of other models than the policy, which jobs know by name: teachers.
+"""The engines of other models than the policy, which jobs know by name: teachers, and agents that
+are not trained.
 
 It knows nothing of what they are asked.
 """
@@ -6,11 +7,13 @@ It knows nothing of what they are asked.
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
-from rollq.errors import ForOtherWorkers, TeacherFailure
+from rollq.errors import ForOtherWorkers, JobFailure, TeacherFailure
 from rollq.job import Job
 from rollq.teachers import Teacher
+from rollq_worker.agents.known_agents import is_program
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.process.attempts.attempt import Attempt
+from rollq_worker.process.attempts.outages import check_away
 
 TEACHER_LIMIT_S = 900.0
 """Longest time in seconds in which a teacher scores an episode, without the time for which its
@@ -19,13 +22,18 @@ engines are away.
 
 
 def check_models(job: Job, models: Collection[str]) -> None:
-    """Raises ForOtherWorkers for a job that names a model which this worker does not know."""
-    for name, options in job.teachers.items():
-        model = Teacher.read(options).model
+    """Raises ForOtherWorkers for a job that names a model which this worker does not know, and
+    JobFailure for several models in a conversation of rollq's own loop.
+    """
+    if job.models and not is_program(job.agent):
+        raise JobFailure(f"models are for an agent program, and {job.agent} has one conversation")
+    named = {f"teacher {name!r}": Teacher.read(each).model for name, each in job.teachers.items()}
+    named |= {f"model {name!r}": each.get("model", "") for name, each in job.models.items()}
+    for what, model in named.items():
         if model and model not in models:
             raise ForOtherWorkers(
-                f"teacher {name!r} is the model {model!r}, which this worker does not know: give "
-                "it the addresses of its engines in ROLLQ_MODEL_ENGINES"
+                f"{what} is the model {model!r}, which this worker does not know: give it the "
+                "addresses of its engines in ROLLQ_MODEL_ENGINES"
             )
 
 
@@ -33,21 +41,9 @@ def check_models(job: Job, models: Collection[str]) -> None:
 def asking_teacher(
     attempt: Attempt, models: Mapping[str, EnginePool], name: str, engine: EnginePool
 ) -> Iterator[Callable[[], None]]:
-    """A block in which the teacher of that name is asked, on that engine.
-
-    Returns the function to call while it is waited for. It keeps the deadline's clock still while
-    all engines of the model are away; for the policy's own engines the attempt does so itself.
+    """A block in which the teacher of that name is asked, on that engine. Returns the function to
+    call while it is waited for.
     """
-    is_other = engine in models.values()
-    away_s = engine.outage_s
-
-    def check() -> None:
-        nonlocal away_s
-        now_s = engine.outage_s
-        if is_other and now_s > away_s:
-            attempt.time_limits.stand_still(now_s - away_s)
-        away_s = now_s
-        attempt.check()
-
+    check = check_away(attempt, engine) if engine in models.values() else attempt.check
     with attempt.time_limits.call(TeacherFailure, f"the teacher {name!r}", TEACHER_LIMIT_S):
         yield check

@@ -1,11 +1,13 @@
 """The engines as one attempt may use them: which weights sample for it."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rollq.ledger.replies import Claim
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.process.attempts.attempt import Attempt
+from rollq_worker.process.attempts.outages import check_away
 from rollq_worker.protocols import Adapter, Engine, Generated, SampleRequest
 from rollq_worker.remote.waiting import wait
 
@@ -13,17 +15,62 @@ READ_AGAIN_S = 1.0
 """Seconds after which a turn that waits for weights looks again which version is published."""
 
 
-def bound_engine(engine: EnginePool, attempt: Attempt, claim: Claim) -> Engine:
-    """The engine that samples for the attempt."""
+def bound_engine(
+    engine: EnginePool, attempt: Attempt, claim: Claim, models: Mapping[str, EnginePool]
+) -> Engine:
+    """The engine that samples for the attempt. `models` are engines of other models than the
+    policy.
+    """
+    own = _policys_engine(engine, attempt, claim)
+    if not attempt.job.models:
+        return own
+    engines = {"": own}
+    for name, options in attempt.job.models.items():
+        if "adapter" in options:
+            engines[name] = AdapterEngine(engine, attempt, options["adapter"])
+        elif "model" in options:
+            engines[name] = OtherEngine(models[options["model"]], attempt)
+        else:
+            engines[name] = own
+    return NamedEngines(engines)
+
+
+def _policys_engine(engine: EnginePool, attempt: Attempt, claim: Claim) -> Engine:
     if attempt.job.adapter:
-        return AdapterEngine(engine, attempt)
+        return AdapterEngine(engine, attempt, attempt.job.adapter)
     if attempt.job.weight_version or claim.oldest_step is not None:
         return BoundEngine(engine, attempt, claim.oldest_step)
     return engine
 
 
+class NamedEngines:
+    """`protocols.Engine` for one attempt whose job has several models, by their names."""
+
+    def __init__(self, engines: Mapping[str, Engine]) -> None:
+        self.room = engines[""].room
+        self._engines = engines
+
+    def generate(self, request: SampleRequest) -> Generated:
+        """See `protocols.Engine`."""
+        return self._engines[request.model].generate(request)
+
+
+class OtherEngine:
+    """`protocols.Engine` of another model than the policy. Any weights sample."""
+
+    def __init__(self, engine: EnginePool, attempt: Attempt) -> None:
+        self.room = engine.room
+        self._engine = engine
+        self._attempt = attempt
+
+    def generate(self, request: SampleRequest) -> Generated:
+        """See `protocols.Engine`."""
+        check = check_away(self._attempt, self._engine)
+        return self._engine.generate(replace(request, check=check))
+
+
 class AdapterEngine:
-    """`protocols.Engine` for one attempt of a run with a LoRA adapter: each turn is sampled under
+    """`protocols.Engine` for one attempt with a LoRA adapter of the run: each turn is sampled under
     the version that the job is pinned to, else under the one that the run has published. That is as
     new as a bound on staleness asks.
 
@@ -31,10 +78,11 @@ class AdapterEngine:
     meanwhile.
     """
 
-    def __init__(self, engine: EnginePool, attempt: Attempt) -> None:
+    def __init__(self, engine: EnginePool, attempt: Attempt, adapter: str) -> None:
         self.room = engine.room
         self._engine = engine
         self._attempt = attempt
+        self._adapter = adapter
 
     def generate(self, request: SampleRequest) -> Generated:
         """See `protocols.Engine`. Waits for the first publication."""
@@ -46,7 +94,7 @@ class AdapterEngine:
             if time.monotonic() - read_at > READ_AGAIN_S:
                 version = self._wanted() or version
                 read_at = time.monotonic()
-            return Adapter(self._attempt.job.adapter, version)
+            return Adapter(self._adapter, version)
 
         pinned = self._attempt.job.weight_version
         return self._engine.generate(replace(request, adapter=adapter, pinned=pinned))

@@ -2,9 +2,10 @@
 
 import json
 import subprocess
+import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from rollq.ledger.versions import Versions
 from rollq.servers.connection import connect
 from rollq.trajectory import Trajectory
 from rollq.weights import Fleet
+from rollq_worker.agents.known_agents import FILES, add_file
 from rollq_worker.process.job_task import JobRunner
 from tests.contract.conftest import (
     Server,
@@ -140,11 +142,12 @@ def test_an_engine_without_adapters_refuses_to_load_one(sglang_server: Server) -
     assert refused(answer).startswith("LoRA is not enabled. Please set `--enable-lora`")
 
 
-def submit(ledger: Ledger, adapter: str) -> list[str]:
+def submit(ledger: Ledger, adapter: str = "", **options: Any) -> list[str]:
     """Episodes of several turns, with sampling that the audit can repeat."""
     more: dict[str, Any] = {
         "budget": Budget(max_turns=4, max_new_tokens=200),
         "sampling": {"temperature": 1.0},
+        **options,
     }
     jobs = [
         Job(
@@ -166,6 +169,55 @@ def submit(ledger: Ledger, adapter: str) -> list[str]:
 def sync(lora: Serving, ledger: Ledger, adapter: str, folder: str, step: int) -> None:
     Fleet([lora.server.url]).load_adapter(adapter, lora.folders / folder, str(step))
     Versions(ledger.redis, ledger.run).publish(step, str(step), f"token {step}")
+
+
+GAME = """
+    from openai import OpenAI
+
+    def play(episode):
+        told = {"red": list(episode.messages), "blue": list(episode.messages)}
+        with OpenAI(base_url=episode.base_url, api_key=episode.api_key, timeout=600) as client:
+            for player, other in (("red", "blue"), ("blue", "red")) * 2:
+                reply = client.chat.completions.create(
+                    model=player, messages=told[player], max_tokens=100
+                )
+                words = reply.choices[0].message.content or "nothing"
+                told[player].append({"role": "assistant", "content": words})
+                told[other].append({"role": "user", "content": words})
+        return "over"
+"""
+
+
+def test_two_adapters_share_an_episode_and_each_trace_is_its_adapters(
+    lora: Serving,
+    redis_url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(FILES.variable, "")
+    file = tmp_path / "game.py"
+    file.write_text(textwrap.dedent(GAME))
+    models = {"red": {"adapter": "math"}, "blue": {"adapter": "code"}}
+    with connect(redis_url) as client:
+        ledger = Ledger(client, "both")
+        with running(ledger, lora.server.url, lora.server.tokenizer) as runner:
+            Fleet([lora.server.url]).load_adapter("code", lora.folders / "2", "0")
+            sync(lora, ledger, "math", "1", 0)
+            [job_id, *_] = submit(ledger, agent=add_file(f"{file}:play"), models=models)
+            assert runner.run(job_id)["stop"] in GRADED
+        played = reader(ledger).trajectory(job_id)
+    assert {row.model for row in played.segments()} == {"red", "blue"}
+    assert versions([played]) == {"0"}
+    write(tmp_path / "both.jsonl", [played])
+    found = audit(tmp_path / "both.jsonl", lora, capsys)
+    assert (found["verdict"], found["skipped"]) == ("ok", 0), found
+    assert found["tokens"] == played.sampled_tokens
+    if lora.server.real:
+        swapped = {"red": {"adapter": "code"}, "blue": {"adapter": "math"}}
+        other = replace(played, job=replace(played.job, models=swapped))
+        write(tmp_path / "swapped.jsonl", [other])
+        assert audit(tmp_path / "swapped.jsonl", lora, capsys)["verdict"] == "bad"
 
 
 def audit(file: Path, lora: Serving, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

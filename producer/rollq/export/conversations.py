@@ -11,7 +11,7 @@ TraceEvents = tuple[Prompt, Sequence[Sampled | Observed]]
 
 def conversations(trajectory: Trajectory) -> list[dict[str, Any]]:
     """The conversation of each trace that an agent program or a job's `context` opened, in the
-    order of the tokens; empty where there is only one.
+    order of the tokens; empty where there is only one, unless it is of one of `Job.models`.
 
     `messages` is its conversation, whose last assistant messages are its turns. `turns` has their
     numbers in the episode, in which all traces count together. `tools` has names. `kind` is `main`
@@ -22,7 +22,7 @@ def conversations(trajectory: Trajectory) -> list[dict[str, Any]]:
     """
     traces = trajectory.trace_events()
     has_several = trajectory.of_agent or trajectory.job.context
-    if not has_several or len(traces) < 2:
+    if not trajectory.job.models and (not has_several or len(traces) < 2):
         return []
     records = []
     for number, messages in enumerate(trajectory.conversations):

@@ -21,7 +21,7 @@ from rollq.trajectory import Trajectory
 
 JOB_FIELDS = ("run", "group", "sample", "env", "split", "task", "queue", "labels", "sampling")
 """Fields of `Job` that every record has."""
-OPTIONAL_JOB_FIELDS = ("adapter", "teachers")
+OPTIONAL_JOB_FIELDS = ("adapter", "teachers", "models")
 """Fields of `Job` that a record has where they are not empty."""
 
 

@@ -140,6 +140,7 @@ class Auditor:
             logprobs=array("d", bytes(8 * begin)) + sampled.logprobs[: len(ids)],
             versions=[version] * end,
             traces=[end],
+            adapters=[adapter.name if adapter else ""],
             pieces=[Piece(len(ids), "", {})],
             sampling=turn.sampling,
         )
@@ -151,7 +152,9 @@ class Auditor:
 
     def _can_sample(self, trajectory: ExportedTrajectory, turn: SampledTurn) -> bool:
         """True if the engine can sample this turn again under the same weights and conditions."""
-        has_weights = trajectory.adapter or trajectory.versions[turn.begin] in self._versions
+        has_weights = (
+            trajectory.adapter_at(turn.begin) or trajectory.versions[turn.begin] in self._versions
+        )
         if not has_weights or self._obstacle(trajectory, turn.begin):
             return False
         if max(trajectory.tokens[turn.trace_start : turn.end]) >= self._vocabulary_end:
@@ -228,7 +231,7 @@ class Auditor:
         for i in compress(range(start, end), trajectory.mask[start:end]):
             if parameter := self._obstacle(trajectory, i):
                 result.skipped[f"sampled with {parameter}"] += 1
-            elif not trajectory.adapter and trajectory.versions[i] not in self._versions:
+            elif not trajectory.adapter_at(i) and trajectory.versions[i] not in self._versions:
                 result.skipped[WEIGHTS] += 1
             elif i - start >= self._scorer.max_tokens:
                 result.skipped[CONTEXT] += 1
@@ -239,9 +242,10 @@ class Auditor:
 
 def _adapter(trajectory: ExportedTrajectory, position: int) -> Adapter | None:
     """The adapter that sampled the token."""
-    if not trajectory.adapter:
+    adapter = trajectory.adapter_at(position)
+    if not adapter:
         return None
-    return Adapter(trajectory.adapter, str(trajectory.versions[position]))
+    return Adapter(adapter, str(trajectory.versions[position]))
 
 
 def _sampling(trajectory: ExportedTrajectory, turn: SampledTurn) -> dict[str, Json]:

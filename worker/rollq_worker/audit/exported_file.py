@@ -82,8 +82,10 @@ class ExportedTrajectory:
     """For each turn that has a message: true if it called a tool."""
     sampling: Mapping[str, Json]
     """Parameters of the job. Those of an agent program come before them, reply by reply."""
-    adapter: str = ""
-    """The LoRA adapter that sampled, of which `versions` are versions; empty: none did."""
+    adapters: Sequence[str]
+    """For each trace the LoRA adapter that sampled, of which `versions` are versions; empty: none
+    did.
+    """
     images: bool = False
     """True if the policy saw images. The file has their references only, and scoring needs the
     images themselves.
@@ -114,6 +116,14 @@ class ExportedTrajectory:
                 sampling={**self.sampling, **replies[0].sampling},
             )
             number += 1
+
+    @cached_property
+    def _ends(self) -> Sequence[int]:
+        return [*accumulate(self.traces)]
+
+    def adapter_at(self, position: int) -> str:
+        """The adapter that sampled this token."""
+        return self.adapters[bisect_right(self._ends, position)]
 
     @property
     def sampled(self) -> int:
@@ -212,7 +222,7 @@ def _trajectory(record: Mapping[str, Json], size: int) -> ExportedTrajectory:
         pieces=pieces,
         calls=_calls(record),
         sampling=record["sampling"],
-        adapter=record.get("adapter", ""),
+        adapters=_adapters(record),
         images=bool(references(record["messages"])),
     )
 
@@ -237,8 +247,16 @@ def _of_teacher(
         versions=[version if sampled else None for sampled in trajectory.mask],
         pieces=[piece._replace(sampling={}) for piece in trajectory.pieces],
         sampling={},
-        adapter=adapter,
+        adapters=[adapter for _ in trajectory.traces],
     )
+
+
+def _adapters(record: Mapping[str, Json]) -> list[str]:
+    """The adapter of each trace."""
+    models = record.get("models", {})
+    own = record.get("adapter", "")
+    traces = record.get("conversations") or [{} for _ in record["traces"]]
+    return [models.get(trace.get("model"), {}).get("adapter", own) for trace in traces]
 
 
 def _calls(record: Mapping[str, Json]) -> list[bool]:

@@ -19,7 +19,6 @@ MODELS = '{"first": {}, "second": {"model": "opponent"}}'
 JOBS = 8
 
 
-@pytest.mark.promise
 def test_a_learner_plays_a_frozen_opponent_though_its_engine_and_a_worker_die(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,7 +100,7 @@ class SegmentArrays(Generic[Array]):
     prompt_lengths: Array
     """int64, (rows,): number of tokens before the response."""
     rewards: Array
-    """float32, (rows,): the reward of the row's trajectory."""
+    """float32, (rows,): the reward of the row's trajectory, or of its agent (`Grade.rewards`)."""
     advantages: Array
     """float32, (rows,): the advantage of the row's trajectory in its group. With credit by turn it
     has the shape of `tokens`, and each sampled token the advantage of its turn; 0.0 where the mask

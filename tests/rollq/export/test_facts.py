@@ -3,6 +3,7 @@
 import re
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,8 +35,14 @@ def test_the_page_lists_each_field_of_a_job() -> None:
 
 @pytest.mark.parametrize("name", [*JOB_FIELDS, *OPTIONAL_JOB_FIELDS])
 def test_a_job_s_field_is_exported_and_checked(name: str) -> None:
-    values = {"labels": {"uid": 7}, "sampling": {"top_k": 5}, "adapter": "math", "queue": "large"}
-    of = job(**values, teachers={"math": {"model": "large"}})
+    values: dict[str, Any] = {
+        "labels": {"uid": 7},
+        "sampling": {"top_k": 5},
+        "adapter": "math",
+        "queue": "large",
+    }
+    values |= {"teachers": {"math": {"model": "large"}}, "models": {"red": {"adapter": "red"}}}
+    of = job(**values)
     played = trajectory(of=of)
     sampled = played.sampled_tokens
     scores = Extra(dtype="float32", shape=(sampled,), data=bytes(4 * sampled))

@@ -18,7 +18,17 @@ from hypothesis import strategies as st
 
 import rollq.wire.blob
 from rollq.errors import ContractError, FailureClass
-from rollq.events import Closed, Event, Finish, Observed, Prompt, Sampled, Stop, VersionSpan
+from rollq.events import (
+    Closed,
+    Event,
+    Finish,
+    Observed,
+    Prompt,
+    Replied,
+    Sampled,
+    Stop,
+    VersionSpan,
+)
 from rollq.trajectory import Header, Trajectory
 from rollq.wire.codec import decode_header, decode_job, encode_header, encode_job
 from rollq.wire.events import decode_event, encode_event, is_observed
@@ -60,6 +70,22 @@ def test_golden_events() -> None:
     assert encode_event(replace(closed(), info={}), "r/g/0").hex() == (
         "97" "01" "a6636c6f736564" "a4646f6e65" "cb3ff0000000000000" "c0"  # stop, reward, failure
         "c403" "00" "91" "80" "cb4010000000000000"  # texts [info], at
+    )  # fmt: skip
+
+
+NAMED = Prompt(ids=ids(1), messages=[], tools=[], at=1.0, model="red")
+REPLIED = Replied(model="blue", request="0a", ids=ids(7), finish=Finish.STOP, text="\ud800", at=1.0)
+
+
+def test_events_of_several_models() -> None:
+    for event in (NAMED, REPLIED):
+        assert decode_event(encode_event(event, "r/g/0"), "r/g/0") == event
+    alone = replace(NAMED, model="")
+    assert encode_event(NAMED, "r/g/0")[1:] == encode_event(alone, "r/g/0")[1:] + b"\xa3red"
+    assert encode_event(REPLIED, "r/g/0").hex() == (
+        "99" "01" "a77265706c696564" "a4626c7565" "a23061"  # "replied", model, request
+        "c403" "02" "0700" "a473746f70" "c406" "00" "91" "a3eda080"  # ids, finish, texts [text]
+        "cb3ff0000000000000" "cb0000000000000000"  # at, seconds
     )  # fmt: skip
 
 
@@ -327,6 +353,11 @@ INF = b"\0" + array("f", [-1.0, -math.inf]).tobytes()
         (tampered(prompt(), 2, b"\1"), "prompt"),
         (tampered(prompt(), 3, "texts"), "texts"),
         (tampered(observed(), 6, 1), "wrong"),
+        (tampered(NAMED, 5, 7), "wrong prompt"),
+        (tampered(REPLIED, 2, 7), "wrong replied"),
+        (tampered(REPLIED, 4, "7"), "unreadable"),
+        (tampered(REPLIED, 5, "tired"), "tired"),
+        (tampered(REPLIED, 7, 1), "time"),
         (tampered(closed(), 2, "bored"), "bored"),
         (tampered(closed(), 3, None), "reward"),
         (tampered(closed(), 3, True), "reward"),

@@ -65,6 +65,7 @@ def test_other_prompts_have_other_digests() -> None:
 
 def test_only_prompts_are_split_and_only_references_have_a_digest() -> None:
     first, *others = [encode_event(event, "r/g/0") for event in events()]
+    others.append(encode_event(replace(prompt(), model="red"), "r/g/0"))
     others += [encode_header(trajectory().header), encode_job(job()), b""]
     assert split_prompt(first)
     assert [split_prompt(blob) for blob in others] == [None] * len(others)

@@ -2,16 +2,19 @@
 resumed attempt is given again.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rollq.client.consuming.functions import unequal_rewards
 from rollq.env import Grade
-from rollq.errors import ContractError, EnvironmentFailure
+from rollq.errors import ContractError, EnvironmentFailure, RewardFailure
 from rollq.events import Replied, Sampled
 from rollq.job import Job
 from rollq.trajectory import Trajectory
+from rollq_worker.episode.environment_checks import with_end
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeUser
 from rollq_worker.protocols import Generated, SampleRequest
 from tests.rollq.token_rows import batch_of
@@ -154,8 +157,20 @@ def test_each_agent_is_compared_by_its_own_reward() -> None:
     assert rows.rewards.tolist() == [1.0, -1.0, 0.5, -1.0, 0.5, 0.5]
     assert rows.advantages.tolist() == [1.0, -0.75, 0.0, -1.0, 0.75, 0.0]
     assert batch.rewards == [0.5, 0.5]  # the episodes' own
+    assert unequal_rewards(batch.groups[0])  # those of one agent are enough
+    assert not unequal_rewards(replace(batch.groups[0], trajectories=[won, won]))
     red = batch.arrays(traces=lambda own: [each for each in own if each.model == "red"])
     assert red.rewards.tolist() == [1.0, -1.0] and np.all(red.weights == 1.0)
+
+
+def test_a_reward_function_has_the_last_word_on_each_reward() -> None:
+    made = played(game("red", "blue"), Engines(), environment=Graded())
+    ungraded = replace(made, events=made.events[:-1])
+    assert made.closed is not None
+    judged = with_end(ungraded, made.closed, lambda *_: Grade(0.25, rewards={"blue": 2.0}))
+    assert (judged.reward, judged.rewards) == (0.25, {"blue": 2.0})
+    with pytest.raises(RewardFailure, match="nan"):
+        with_end(ungraded, made.closed, lambda *_: Grade(0.25, rewards={"blue": float("nan")}))
 
 
 def test_a_reward_for_nobody_fails_the_environment() -> None:

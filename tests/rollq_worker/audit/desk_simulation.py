@@ -85,6 +85,7 @@ def groups_of(engine: DeskEngine, count: int) -> list[ExportedTrajectory]:
                     logprobs=logprobs,
                     versions=["v"] * len(MASK),
                     traces=[len(MASK)],
+                    adapters=[""],
                     pieces=[Piece(TURN, Finish.STOP, {})] * 2,
                     calls=[True, False],
                     sampling={},

@@ -97,6 +97,7 @@ def trajectory(engine: SimulatedEngine, number: int) -> ExportedTrajectory:
         logprobs=sampled.logprobs,
         versions=["v"] * len(mask),
         traces=[len(mask)],
+        adapters=[""],
         pieces=pieces,
         calls=[i % 2 == 0 for i in range(TURNS)],
         sampling={},

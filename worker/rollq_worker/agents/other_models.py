@@ -38,7 +38,7 @@ class OtherModels:
         return self.tree.begin(trace, -self._turns, job)
 
     def recorded(self, turn: Turn, request: TurnRequest) -> Sampled | None:
-        """What an earlier attempt sampled as this turn; None: the engine must be asked."""
+        """The tokens that an earlier attempt recorded; None: the engine must be asked."""
         waiting = self._waiting.get(request_key(request))
         if not waiting:
             return None

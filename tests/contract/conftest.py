@@ -42,7 +42,7 @@ runpy.run_path({script!r}, run_name="__main__")
 """Runs tiny_model.py with heads of 32, because vLLM has no heads of 16 where a processor has
 AVX-512.
 """
-QUICK = {f"test_{name}" for name in "audit client generate routers tokenize vllm".split()}
+QUICK = {f"test_{name}" for name in "audit client generate routers teachers tokenize vllm".split()}
 """Modules whose tests on the real servers CI runs for each change; those of the others are slow."""
 
 

@@ -38,6 +38,7 @@ REPO = Path(__file__).resolve().parent.parent
 OF_TRAINERS = (
     "rollq_integrations/test_trl.py",
     "rollq_integrations/test_trl_async.py",
+    "rollq_integrations/test_trl_distillation.py",
     "rollq_integrations/test_trl_restarts.py",
     "examples/learn_shop",
     "e2e/test_trainer_page.py",

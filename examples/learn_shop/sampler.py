@@ -83,6 +83,16 @@ class Sampler(threading.Thread):
     def submit(self, request: Request) -> None:
         self.waiting.append(request)
 
+    @torch.inference_mode()
+    def score(self, ids: list[int], start: int) -> list[list[Any]]:
+        """SGLang's `input_token_logprobs`: of `ids[start:]`, the first of which has none."""
+        rows = self.slots.model(torch.tensor([ids[:-1]])).logits[0, start:].log_softmax(-1)
+        scored = torch.tensor(ids[start + 1 :], dtype=torch.long)
+        logprobs = rows.gather(1, scored[:, None])[:, 0].tolist()
+        return [
+            [logprob, id, None] for logprob, id in zip([None, *logprobs], ids[start:], strict=True)
+        ]
+
     def abort(self, rid: str | None) -> None:
         """End the request, or all of them, with what it has sampled."""
         for request in [*self.running, *self.waiting]:

@@ -52,13 +52,26 @@ class Server:
         return app
 
     async def generate(self, http: web.Request) -> web.Response:
-        request = self._read(await http.json())
+        body = await http.json()
+        request = self._read(body)
+        scores = self.sampler.call(lambda: self._scores(request, body))
         self.sampler.call(lambda: self.sampler.submit(request))
         try:
-            return web.json_response(await asyncio.wrap_future(request.reply))
+            reply = await asyncio.wrap_future(request.reply)
+            reply["meta_info"] |= await asyncio.wrap_future(scores)
+            return web.json_response(reply)
         except asyncio.CancelledError:  # the client has gone
             self.sampler.call(lambda: self.sampler.abort(request.rid))
             raise
+
+    def _scores(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+        """The part of the reply with the prompt's own logprobs, if they were asked for."""
+        start = body.get("logprob_start_len", -1)
+        return (
+            {"input_token_logprobs": self.sampler.score(request.prompt, start)}
+            if start >= 0
+            else {}
+        )
 
     def _read(self, body: dict[str, Any]) -> Request:
         sampling = dict(body.get("sampling_params") or {})

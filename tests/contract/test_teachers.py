@@ -1,6 +1,5 @@
 """Teachers on the real servers: scores against transformers' own, with the teacher's weights."""
 
-import itertools
 import json
 import subprocess
 from array import array
@@ -12,14 +11,17 @@ from typing import Any
 
 import pytest
 
+from rollq.events import Closed, Event, Observed, Prompt, Sampled, Stop
 from rollq.teachers import top_ids_of, top_logprobs_of
-from rollq.trajectory import Trajectory
+from rollq.trajectory import Header, Trajectory
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.fakes import FakeRenderer
+from rollq_worker.protocols import SampleRequest
 from rollq_worker.teachers.scoring import score
+from rollq_worker.tokens.tokenizer import Tokenizer
 from tests.contract.conftest import CACHE, VLLM_VENV, Server
-from tests.rollq.token_rows import episode
+from tests.rollq.samples import job
 
 pytestmark = pytest.mark.timeout(900)
 TOP_K = 4
@@ -56,8 +58,10 @@ def truth(python: Path, model: Path, traces: list[list[int]]) -> list[Any]:
         pytest.param("vllm", marks=pytest.mark.vllm),
     ]
 )
-def teacher(request: pytest.FixtureRequest) -> Iterator[tuple[EnginePool, Path, Path]]:
-    """A pool with the server, a Python with its transformers, and the folder of its model."""
+def teacher(request: pytest.FixtureRequest) -> Iterator[tuple[EnginePool, Path, Path, Tokenizer]]:
+    """A pool with the server, a Python with its transformers, and the folder of its model,
+    and its tokenizer.
+    """
     server: Server = request.getfixturevalue(f"{request.param}_server")
     if request.param == "sglang":
         python, model = CACHE / "sglang/bin/python", server.get("/model_info").json()["model_path"]
@@ -67,7 +71,7 @@ def teacher(request: pytest.FixtureRequest) -> Iterator[tuple[EnginePool, Path, 
     pool = EnginePool(
         [server.url], vocab_size=tokenizer.vocab_size, proof=VocabularyProof(tokenizer)
     )
-    yield pool, python, Path(model)
+    yield pool, python, Path(model), tokenizer
     pool.close()
 
 
@@ -76,15 +80,45 @@ def waiting(name: str, engine: Any) -> Iterator[Any]:
     yield lambda: None
 
 
+def sampled(pool: EnginePool, ids: "array[int]", count: int, turn: int) -> Sampled:
+    """So many tokens that the server samples after these."""
+    request = SampleRequest(
+        ids=ids,
+        sampling={"ignore_eos": True},
+        max_new_tokens=count,
+        key="r/g/0",
+        check=lambda: None,
+    )
+    got = pool.generate(request)
+    return Sampled(
+        turn=turn,
+        ids=got.ids,
+        logprobs=got.logprobs,
+        versions=got.versions,
+        finish=got.finish,
+        text="",
+    )
+
+
 def test_scores_are_the_log_softmax_of_the_teachers_weights(
-    teacher: tuple[EnginePool, Path, Path],
+    teacher: tuple[EnginePool, Path, Path, Tokenizer],
 ) -> None:
-    pool, python, model = teacher
-    shape = [(30, [([20, 9], 12), ([15], 0)]), (7, [([40], 5)])]
-    played = episode(shape, itertools.count(700))
-    job = replace(played.job, teachers={"real": {"top_k": TOP_K}})
-    scored: Trajectory = score(
-        replace(played, job=job),
+    pool, python, model, tokenizer = teacher
+    turn = "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    bridge = tokenizer.encode(turn.format("And the second one?"))
+    traces = [tokenizer.encode(f"<|im_start|>system\nYou help.{turn.format(n)}") for n in "12"]
+    events: list[Event] = []
+    for number, trace in enumerate(traces):
+        events.append(Prompt(ids=trace[:], messages=[], tools=[], at=0.0))
+        for count in (30, 12):
+            piece = sampled(pool, trace, count, number)
+            events += [piece, Observed(turn=number, message={}, actions=[], replies=[], ids=bridge)]
+            trace += piece.ids + bridge
+    played = Trajectory(
+        job=job(0), header=Header(attempt=1), events=[*events, Closed(stop=Stop.DONE, reward=1.0)]
+    )
+    scored = score(
+        replace(played, job=replace(played.job, teachers={"real": {"top_k": TOP_K}})),
         engine_of=lambda _: pool,
         renderer_of=lambda _: FakeRenderer(),
         waiting=waiting,
@@ -96,8 +130,8 @@ def test_scores_are_the_log_softmax_of_the_teachers_weights(
         scores = segment.teacher_logprobs["real"]
         highest = array("f", segment.scores[top_logprobs_of("real")].data)
         tops = zip(*[iter(highest)] * TOP_K, strict=True)
-        for place, sampled in enumerate(segment.mask):
-            if sampled:
+        for place, is_sampled in enumerate(segment.mask):
+            if is_sampled:
                 differences.append(abs(scores[place] - own[first + place]))
                 shifted.append(abs(scores[place] - own[first + place - 1]))
                 assert next(tops) == pytest.approx(top[first + place], abs=NOISE[1])

@@ -7,12 +7,15 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
 from rollq.batch import Batch, Group
 from rollq.events import Closed, Event, Finish, Observed, Prompt, Sampled, Stop, VersionSpan
+from rollq.teachers import logprobs_of, top_ids_of, top_logprobs_of
 from rollq.trajectory import Header, Trajectory
+from rollq.trajectory_extras import Extra
 from tests.rollq.samples import job
 
 Turn = tuple[list[int], int]
@@ -116,3 +119,20 @@ def sampled_tokens(batch: Batch) -> list[int]:
     """In the order in which the engine gave them."""
     events = [event for trajectory in batch.trajectories for event in trajectory.events]
     return [token for event in events if isinstance(event, Sampled) for token in event.ids]
+
+
+def scored(trajectory: Trajectory, teacher: str, top_k: int = 0) -> Trajectory:
+    """With the scores of a teacher: half the logprob of each sampled token, and as likeliest tokens
+    the ids from it on.
+    """
+    ids = [id for id, sampled in zip(trajectory.tokens, trajectory.mask, strict=True) if sampled]
+
+    def extra(typecode: str, dtype: str, values: Sequence[float], *shape: int) -> Extra:
+        return Extra(dtype=dtype, shape=(len(ids), *shape), data=array(typecode, values).tobytes())
+
+    extras = {logprobs_of(teacher): extra("f", "float32", [logprob_of(id) / 2 for id in ids])}
+    if top_k:
+        top = [id + rank for id in ids for rank in range(top_k)]
+        extras[top_ids_of(teacher)] = extra("I", "uint32", top, top_k)
+        extras[top_logprobs_of(teacher)] = extra("f", "float32", top, top_k)
+    return replace(trajectory, extras=extras)

@@ -147,6 +147,9 @@ def _sample(
         )
         start = end
     sample.response = "".join(event.text for event in segment.events if isinstance(event, Sampled))
+    if len(segment.teacher_logprobs) == 1:  # slime has a place for one teacher
+        [scores] = segment.teacher_logprobs.values()
+        sample.teacher_log_probs = scores.tolist()
     sample.weight_versions = _numbers(segment.versions, steps)
     sample.status = (
         SlimeSample.Status.TRUNCATED

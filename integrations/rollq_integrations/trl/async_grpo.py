@@ -19,7 +19,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,6 +119,8 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._name = name
         self._advantages = advantages
         self._traces = traces
+        self._extras: Sequence[str] = ()
+        """Arrays beside the journals that the samples need."""
         self._temperature: float | None = None
         """The trainer's; None until training begins."""
         self._synced: list[int] = []
@@ -250,7 +252,9 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         skip = self._into  # samples that the checkpoint holds
         try:
             with self.client.consumer(
-                name=self._name, step=self._done if self._done >= 0 else None
+                name=self._name,
+                step=self._done if self._done >= 0 else None,
+                extras=self._extras,
             ) as consumer:
                 while not self._stopping.is_set():
                     consumer.ack(up_to=self._kept)
@@ -293,9 +297,19 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
                 break
         return min(skip, len(samples))
 
-    def _samples(self, batch: Batch) -> Iterator[RolloutSample]:
-        assert self._temperature is not None  # `start` saw to it
+    def _samples(self, batch: Batch) -> Iterator[Any]:
         arrays = batch.arrays(advantages=self._advantages, traces=self._traces)
+        for row, length, fields in self._rows(batch, arrays):
+            yield RolloutSample(
+                **fields,
+                old_log_probs=arrays.logprobs[row, :length],
+                advantage=float(arrays.advantages[row]),
+                group_id=batch.step,
+            )
+
+    def _rows(self, batch: Batch, arrays: Any) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """For each row of the arrays its number, its length and the fields of any sample of TRL."""
+        assert self._temperature is not None  # `start` saw to it
         segments = (
             segment
             for trajectory in batch.trajectories
@@ -306,24 +320,24 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
             check_temperature(trajectory.job, self._temperature)
             refuse_images(trajectory, "TRL")
             length = int(arrays.attention_mask[row].sum())
-            steps = {
-                int(arrays.version_steps[v]) for v in set(arrays.versions[row].tolist()) if v >= 0
+            fields: dict[str, Any] = {
+                "prompt": segment.prompt_messages,
+                "completion": segment.messages,
+                "input_ids": arrays.tokens[row, :length],
+                "completion_mask": arrays.mask[row, :length].astype("int64"),
+                "model_version": self._version_of(arrays, row, group.started_step),
+                "metrics": {
+                    "reward": float(arrays.rewards[row]),
+                    "turns": float(trajectory.turns),
+                },
+                "enqueued_at": time.time(),
             }
-            yield RolloutSample(
-                prompt=segment.prompt_messages,
-                completion=segment.messages,
-                input_ids=arrays.tokens[row, :length],
-                completion_mask=arrays.mask[row, :length].astype("int64"),
-                old_log_probs=arrays.logprobs[row, :length],
-                advantage=float(arrays.advantages[row]),
-                model_version=self._version(steps, group.started_step),
-                group_id=batch.step,
-                metrics={"reward": float(arrays.rewards[row]), "turns": float(trajectory.turns)},
-                enqueued_at=time.time(),
-            )
+            yield row, length, fields
 
-    def _version(self, steps: set[int], started: int | None) -> int:
-        """TRL's number of the oldest of these steps; -1 is an unknown one."""
+    def _version_of(self, arrays: Any, row: int, started: int | None) -> int:
+        """TRL's number of the oldest step that sampled a token of the row; -1 is an unknown one."""
+        versions = set(arrays.versions[row].tolist()) - {-1}
+        steps = {int(arrays.version_steps[version]) for version in versions}
         unknown = self._synced[-1] if started is None else started
         oldest = min(step if step >= 0 else unknown for step in steps)
         synced = self._synced.copy()  # the trainer's thread appends to it

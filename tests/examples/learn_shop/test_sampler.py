@@ -29,6 +29,13 @@ def request(sampler: Sampler, rid: str = "r") -> Request:
     return made
 
 
+def test_a_prompt_is_scored_by_one_forward_pass(sampler: Sampler, models: list[str]) -> None:
+    entries = sampler.call(lambda: sampler.score(PROMPT, 40)).result()
+    assert [entry[1] for entry in entries] == PROMPT[40:] and entries[0][0] is None
+    wanted = logprobs(models[0], PROMPT[:41], PROMPT[41:])
+    assert [entry[0] for entry in entries[1:]] == pytest.approx(wanted, abs=1e-4)
+
+
 def after_tokens(sampler: Sampler, request: Request, act: Callable[[], object]) -> None:
     """Do this in the middle of the request."""
 

@@ -2,9 +2,7 @@
 
 import itertools
 import sys
-from array import array
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -14,10 +12,7 @@ from hypothesis import strategies as st
 
 from rollq.batch import Batch
 from rollq.errors import ContractError, SettingsError
-from rollq.teachers import logprobs_of, top_ids_of, top_logprobs_of
 from rollq.training.arrays import PackedArrays, PaddedArrays
-from rollq.trajectory import Trajectory
-from rollq.trajectory_extras import Extra
 from tests.rollq.token_rows import (
     batch_of,
     batches,
@@ -25,6 +20,7 @@ from tests.rollq.token_rows import (
     logprob_of,
     sampled_id,
     sampled_tokens,
+    scored,
     version_of,
 )
 
@@ -217,21 +213,6 @@ class TestTorch:
         logprobs = torch.frombuffer(trajectory.logprobs, dtype=torch.float32)
         assert mask.tolist() == [sampled_id(token) for token in tokens.tolist()]
         assert logprobs.tolist() == [logprob_of(token) for token in tokens.tolist()]
-
-
-def scored(trajectory: Trajectory, teacher: str, top_k: int = 0) -> Trajectory:
-    """With a score of each sampled token that follows from its id."""
-    ids = [id for id, sampled in zip(trajectory.tokens, trajectory.mask, strict=True) if sampled]
-
-    def extra(typecode: str, dtype: str, values: Sequence[float], *shape: int) -> Extra:
-        return Extra(dtype=dtype, shape=(len(ids), *shape), data=array(typecode, values).tobytes())
-
-    extras = {logprobs_of(teacher): extra("f", "float32", [logprob_of(id) / 2 for id in ids])}
-    if top_k:
-        top = [id + rank for id in ids for rank in range(top_k)]
-        extras[top_ids_of(teacher)] = extra("I", "uint32", top, top_k)
-        extras[top_logprobs_of(teacher)] = extra("f", "float32", top, top_k)
-    return replace(trajectory, extras=extras)
 
 
 def test_teachers_scores_stand_at_the_places_of_their_tokens():

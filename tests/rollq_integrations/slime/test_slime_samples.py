@@ -22,7 +22,15 @@ from rollq_integrations.slime import reward_post_process
 from rollq_integrations.slime.samples import batch_samples, check_arguments
 from tests.rollq.routed_experts import ASKED
 from tests.rollq.routed_experts import routed as routed_events
-from tests.rollq.token_rows import Trace, batch_of, episode, logprob_of, sampled_id, version_of
+from tests.rollq.token_rows import (
+    Trace,
+    batch_of,
+    episode,
+    logprob_of,
+    sampled_id,
+    scored,
+    version_of,
+)
 from tests.rollq_integrations.slime.conftest import Make
 from tests.rollq_integrations.slime.slime_packages import (
     arguments,
@@ -258,3 +266,18 @@ def test_a_replay_needs_jobs_that_record_routed_experts_of_its_model(slime: str)
         SettingsError, match="jobs have 2, and slime's --num-layers is 48: make them equal"
     ):
         check_arguments(routed(batch).groups[0], replayed)
+
+
+def test_a_teachers_logprobs_are_where_slime_looks_for_them(slime: str) -> None:
+    batch = made(SEVERAL, PLAIN)
+    group = batch.groups[0]
+    taught = [scored(trajectory, "math") for trajectory in group.trajectories]
+    batch = replace(batch, groups=[replace(group, trajectories=taught)])
+    args = arguments(custom_reward_post_process_path="rollq_integrations.slime.reward_post_process")
+    [members] = batch_samples(replace(batch, groups=batch.groups[:1]), 0, args)
+    rows = [row for rows in members for row in rows]
+    assert len(rows) == 3
+    for row in rows:
+        response = row.tokens[-row.response_length :]
+        assert row.teacher_log_probs == [logprob_of(token) / 2 for token in response]
+    assert batch_samples(made(PLAIN, PLAIN), 0, arguments())[0][0].teacher_log_probs is None

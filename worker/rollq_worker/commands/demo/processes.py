@@ -69,13 +69,18 @@ class DemoProcesses:
             self.engine_url = _await(child, ENGINE_READY)[1]
             self._say(f"engine   {self.engine_url}  (replay, pid {child.pid})")
 
-    def start_worker(self, concurrency: int, tokenizer: str | None = None) -> None:
-        """Returns once the worker takes jobs. Raises RollqError when it does not start."""
+    def start_worker(
+        self, concurrency: int, tokenizer: str | None = None, model_engines: str = ""
+    ) -> None:
+        """Returns once the worker takes jobs. `model_engines` as in ROLLQ_MODEL_ENGINES. Raises
+        RollqError when it does not start.
+        """
         redis = self.redis_url
         env = {
             "ROLLQ_REDIS_URL": redis,
             "ROLLQ_BROKER_URL": redis,
             "ROLLQ_ENGINE_URL": self.engine_url,
+            "ROLLQ_MODEL_ENGINES": model_engines,
         }
         flags = ["--tokenizer", tokenizer] if tokenizer else []
         line = ["worker", "--processes", "1", "--concurrency", str(concurrency), *flags]

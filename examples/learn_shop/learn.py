@@ -16,6 +16,7 @@ import torch
 
 from examples.learn_shop.audited import audit
 from examples.learn_shop.courses import Say, add_flags, clock, course_of, device, load, run_main
+from examples.learn_shop.distill import TEACHER, distil, last_weights
 from examples.learn_shop.engines import choose_sglang, engine, threads
 from examples.learn_shop.figure import draw
 from examples.learn_shop.policy import Loss
@@ -36,11 +37,13 @@ def run(
     change: Change = unchanged,
     loss_of: Loss = policy_loss,
     audited: bool = False,
+    teacher: Path | None = None,
 ) -> list[dict[str, Any]]:
     """One run with processes of its own. Returns the numbers of all steps; results.json has those
     so far.
 
     `audited`: the last policy plays one more batch, and the engine scores its tokens again.
+    `teacher`: the folder of a policy that scores the training episodes, on an engine of its own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     torch.cuda.empty_cache()  # an engine on this GPU takes a share of what is free
@@ -53,10 +56,18 @@ def run(
         processes.use_engine(
             engine_url or stack.enter_context(engine(str(start), folder, sglang, options))
         )
-        processes.start_worker(options.slots, str(start))
+        models = ""
+        if teacher:
+            (folder / "teacher").mkdir(exist_ok=True)
+            scorer = engine(str(teacher), folder / "teacher", sglang, options)
+            models = f"{TEACHER}={stack.enter_context(scorer)}"
+        processes.start_worker(options.slots, str(start), models)
         client = stack.enter_context(Client(processes.redis_url, run=RUN))
         fleet = Fleet([processes.engine_url])
-        for numbers in learn(client, fleet, model, start, folder, options, change, loss_of):
+        teachers = {TEACHER: {"model": TEACHER}} if teacher else {}
+        for numbers in learn(
+            client, fleet, model, start, folder, options, change, loss_of, teachers
+        ):
             numbers["at_s"] = time.monotonic() - began
             results["steps"].append(numbers)
             (folder / "results.json").write_text(json.dumps(results, indent=1))
@@ -70,6 +81,15 @@ def run(
             (folder / "results.json").write_text(json.dumps(results, indent=1))
             say(f"audit of a batch of the last policy: {results['audit']['verdict']}")
     return results["steps"]
+
+
+def results(folder: Path, options: Options) -> list[dict[str, Any]] | None:
+    """The numbers of a run that was made with these options, to its end."""
+    if not (file := folder / "results.json").exists():
+        return None
+    kept = json.loads(file.read_text())
+    finished = kept["steps"][-1]["step"] == options.steps
+    return kept["steps"] if finished and kept["options"] == asdict(options) else None
 
 
 def progress(numbers: dict[str, Any], steps: int) -> str:
@@ -97,6 +117,11 @@ def main() -> None:
         default=None,
         help="train at this bound only (default: at 0, then at 1)",
     )
+    parser.add_argument(
+        "--teacher",
+        action="store_true",
+        help="then distil the policy that was trained at a staleness of 1 (of the tiny policy)",
+    )
     args = parser.parse_args()
     say = clock()
     course, sglang = course_of(args), choose_sglang(args)
@@ -105,14 +130,23 @@ def main() -> None:
         f"{args.engine or (f'SGLang of {sglang}' if sglang else 'the sampler of this example')}"
     )
     say(f"trainer: {device(course.options)}")
+    if args.teacher and (args.model or args.engine or args.staleness not in (None, 1)):
+        raise SystemExit("--teacher is for the tiny policy, trained at a staleness of 1")
     start, histories, audited = course.start(args.out, say), {}, course.pretrained is not None
-    for staleness in [0, 1] if args.staleness is None else [args.staleness]:
+    bounds = [1] if args.teacher else [0, 1] if args.staleness is None else [args.staleness]
+    for staleness in bounds:
         say(f"learning with a staleness of at most {staleness}")
         options = replace(course.options, staleness=staleness)
         folder = args.out / f"staleness-{staleness}"
-        histories[f"staleness {staleness}"] = run(
+        kept = results(folder, options) if args.teacher else None
+        histories[f"staleness {staleness}"] = kept or run(
             start, folder, options, say, sglang=sglang, engine_url=args.engine, audited=audited
         )
+    if args.teacher:
+        [grpo] = histories.values()
+        trained = last_weights(args.out / "staleness-1")
+        distil(run, start, trained, args.out, course.options, say, grpo, sglang=sglang)
+        return
     picture = draw(histories, args.out / "learn.png")
     for name, history in histories.items():
         say(

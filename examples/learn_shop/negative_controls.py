@@ -7,19 +7,16 @@ its results in the folder is not made again; that of the correct trainer is `mak
 """  # noqa: E501
 
 import argparse
-import json
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from examples.learn_shop.courses import add_flags, clock, course_of, run_main
 from examples.learn_shop.engines import choose_sglang
 from examples.learn_shop.figure import draw
-from examples.learn_shop.learn import run
+from examples.learn_shop.learn import results, run
 from examples.learn_shop.policy import Loss, Rows
-from examples.learn_shop.train import Change, Options, policy_loss, unchanged
+from examples.learn_shop.train import Change, policy_loss, unchanged
 
 
 def shift_mask(rows: Rows) -> Rows:
@@ -67,15 +64,6 @@ CONTROLS = {
         title="no importance ratio, staleness 4", folder="no-ratio", staleness=4, loss_of=no_ratio
     ),
 }
-
-
-def results(folder: Path, options: Options) -> list[dict[str, Any]] | None:
-    """The numbers of a run that was made with these options, to its end."""
-    if not (file := folder / "results.json").exists():
-        return None
-    kept = json.loads(file.read_text())
-    finished = kept["steps"][-1]["step"] == options.steps
-    return kept["steps"] if finished and kept["options"] == asdict(options) else None
 
 
 def main() -> None:

@@ -92,6 +92,7 @@ def _part(rows: Rows, part: Tensor, device: torch.device) -> Rows:
         mask=mask,
         logprobs=logprobs,
         advantages=rows.advantages[part].to(device),
+        teacher_logprobs={name: cut(scores) for name, scores in rows.teacher_logprobs.items()},
     )
 
 

@@ -7,10 +7,11 @@ batches in the other, and tells the fleet and the run about each new policy.
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -78,8 +79,10 @@ def learn(
     options: Options,
     change: Change = unchanged,
     loss_of: Loss = policy_loss,
+    teachers: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[dict[str, Any]]:
-    """Train the model of the folder `start`, and yield the numbers of each step.
+    """Train the model of the folder `start`, and yield the numbers of each step. `teachers` are
+    those of the training jobs.
 
     `change` and `loss_of` do something wrong in the negative controls."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate, weight_decay=0.0)
@@ -92,7 +95,7 @@ def learn(
         client.publish(step)
 
     publish(0)
-    jobs = tasks(options, "train", options.steps * options.groups)
+    jobs = tasks(options, "train", options.steps * options.groups, teachers)
     threading.Thread(target=client.submit, args=(jobs,), daemon=True).start()
     batches = client.batches(groups=options.groups, timeout=WAIT_S)
     for step in range(options.steps + 1):
@@ -121,7 +124,12 @@ def learn(
         yield {"step": step, **facts(batch, rows, ended - began), **numbers, **seconds}
 
 
-def tasks(options: Options, name: str, groups: int) -> Iterator[Job]:
+def tasks(
+    options: Options,
+    name: str,
+    groups: int,
+    teachers: Mapping[str, Any] = MappingProxyType({}),
+) -> Iterator[Job]:
     """Groups of training tasks, drawn at random."""
     rng, known = random.Random(options.seed), domain(options.env).splits()["train"]
     for number in range(groups):
@@ -132,6 +140,7 @@ def tasks(options: Options, name: str, groups: int) -> Iterator[Job]:
             size=options.size,
             budget=options.budget,
             seed=options.seed + number * options.size,
+            teachers=teachers,
         )
 
 

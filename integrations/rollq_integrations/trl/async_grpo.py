@@ -320,12 +320,14 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
             check_temperature(trajectory.job, self._temperature)
             refuse_images(trajectory, "TRL")
             length = int(arrays.attention_mask[row].sum())
+            versions = set(arrays.versions[row].tolist()) - {-1}
+            steps = {int(arrays.version_steps[version]) for version in versions}
             fields: dict[str, Any] = {
                 "prompt": segment.prompt_messages,
                 "completion": segment.messages,
                 "input_ids": arrays.tokens[row, :length],
                 "completion_mask": arrays.mask[row, :length].astype("int64"),
-                "model_version": self._version_of(arrays, row, group.started_step),
+                "model_version": self._version(steps, group.started_step),
                 "metrics": {
                     "reward": float(arrays.rewards[row]),
                     "turns": float(trajectory.turns),
@@ -334,10 +336,8 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
             }
             yield row, length, fields
 
-    def _version_of(self, arrays: Any, row: int, started: int | None) -> int:
-        """TRL's number of the oldest step that sampled a token of the row; -1 is an unknown one."""
-        versions = set(arrays.versions[row].tolist()) - {-1}
-        steps = {int(arrays.version_steps[version]) for version in versions}
+    def _version(self, steps: set[int], started: int | None) -> int:
+        """TRL's number of the oldest of these steps; -1 is an unknown one."""
         unknown = self._synced[-1] if started is None else started
         oldest = min(step if step >= 0 else unknown for step in steps)
         synced = self._synced.copy()  # the trainer's thread appends to it

@@ -104,7 +104,10 @@ def sync(args: argparse.Namespace) -> int:
             "--run and --step go together: the version is published as the policy of that step"
         )
     fleet = Fleet(
-        engine_addresses(args), args.api_key_file, pause=args.pause, checksums=not args.no_checksums
+        engine_addresses(args, settings(args).engine_urls),
+        args.api_key_file,
+        pause=args.pause,
+        checksums=not args.no_checksums,
     )
     with contextlib.ExitStack() as stack:
         client = (
@@ -165,10 +168,12 @@ def _unload(fleet: Fleet, args: argparse.Namespace, before: Published | None) ->
         )
 
 
-def engine_addresses(args: argparse.Namespace) -> list[str]:
-    """The engines' addresses, those in files and in Redis included. Raises SettingsError."""
+def engine_addresses(args: argparse.Namespace, sources: Sequence[str]) -> list[str]:
+    """The addresses of engines, those in files and in Redis included. `sources` are as in
+    `Settings.engine_urls`. Raises SettingsError.
+    """
     urls: dict[str, None] = {}
-    for source in settings(args).engine_urls:
+    for source in sources:
         if source.startswith(FILE):
             urls |= dict.fromkeys(read_list(source, None))
         elif source.startswith(REDIS):

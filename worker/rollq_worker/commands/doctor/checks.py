@@ -44,7 +44,10 @@ def all_checks(args: argparse.Namespace, settings: Settings) -> list[Finding]:
     if of_redis[0].level is Level.OK or settings.broker_url != settings.redis_url:
         remedy = "start it, or correct ROLLQ_BROKER_URL (--broker)"
         findings += Limited("broker", partial(_broker, settings), 20.0, remedy).findings()
-    findings += _engines(args, tokenizer)
+    named = is_named(args.engines, "ROLLQ_ENGINE_URL")
+    findings += _engines(args, tokenizer, "engine", settings.engine_urls, named)
+    for model, sources in settings.model_engines.items():
+        findings += _engines(args, tokenizer, f"model {model}", sources, True)
     findings += _environments(args.env)
     return findings
 
@@ -98,20 +101,25 @@ def _broker(settings: Settings) -> list[Finding]:
     return [Finding("broker", Level.OK, f"{mask_url(settings.broker_url)} takes messages")]
 
 
-def _engines(args: argparse.Namespace, tokenizer: Tokenizer | None) -> list[Finding]:
-    """All engines at once, because one that hangs answers late."""
+def _engines(
+    args: argparse.Namespace,
+    tokenizer: Tokenizer | None,
+    title: str,
+    sources: Sequence[str],
+    named: bool,
+) -> list[Finding]:
+    """All engines at once, because one that hangs answers late. `named`: they are no default."""
     urls: list[str] = []
 
     def read_lists() -> list[Finding]:
-        urls.extend(engine_addresses(args))
-        return [] if urls else [Finding("engine list", Level.FAIL, "no engine is listed", remedy)]
+        urls.extend(engine_addresses(args, sources))
+        return [] if urls else [Finding(f"{title} list", Level.FAIL, "no engine is listed", remedy)]
 
     remedy = "correct the list, or pass --engine URL"
-    findings = [*Limited("engine list", read_lists, 20.0, remedy).findings()]
-    named = is_named(args.engines, "ROLLQ_ENGINE_URL")
+    findings = [*Limited(f"{title} list", read_lists, 20.0, remedy).findings()]
     running = []
     for number, url in enumerate(urls, 1):
-        name = f"engine {number}" if urls[1:] else "engine"
+        name = f"{title} {number}" if urls[1:] else title
         check = partial(check_one_engine, url, tokenizer, name, named)
         # An engine may take 20 s for the first token.
         running.append(Limited(name, check, 90.0, START_ENGINE))

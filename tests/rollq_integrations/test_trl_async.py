@@ -203,9 +203,7 @@ def test_the_health_check_says_who_waits_for_whom(
     client.submit([Job(env="shop", task=0)])
     worker = RolloutWorker(client)
     worker.check_health(EVERY_S)
-    with pytest.raises(
-        PullTimeout, match=r"no sample for .* 1 job is queued .* no worker is alive"
-    ):
+    with pytest.raises(PullTimeout, match=r"no sample for .* 1 queued job.* no worker is alive"):
         worker.check_health(0.0)
 
 

@@ -2,6 +2,7 @@
 test-containers`.
 """
 
+import os
 import shutil
 import signal
 import tempfile
@@ -13,7 +14,7 @@ import pytest
 from rollq import Client, Job
 from rollq.events import Sampled
 from rollq_integrations.sandbox import Container
-from rollq_integrations.sandbox.containers.engine import engine
+from rollq_integrations.sandbox.containers.hosts import hosts
 from rollq_integrations.sandbox.containers.lease import LEASE_S
 from rollq_worker.agents.known_agents import add_file as add_agent_file
 from rollq_worker.environments.files import add_file
@@ -93,14 +94,40 @@ def test_an_outage_of_the_container_engine_kills_no_job(
             service.wait(60)
 
 
+@pytest.mark.skipif(not shutil.which("podman"), reason="it starts a second engine, Podman's")
+def test_a_host_that_dies_kills_no_job(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLQ_ENV_FILES", "")
+    name, run, groups = add_file(TASKS), "hosts", 3
+    stack.engine("--env", TASKS, "--latency", "1")
+    with (
+        container_engine.other_host() as (address, other),
+        Client(stack.redis_url, run=run) as client,
+    ):
+        monkeypatch.setenv("ROLLQ_SANDBOX_HOSTS", f"{address}, {os.environ['DOCKER_HOST']}")
+        client.submit([Job(env=name, task=0, size=SIZE, group=f"g{n}") for n in range(groups)])
+        client.seal()
+        stack.worker(SIZE, "--env", TASKS)
+        stack.wait(
+            lambda: all(host.client.containers.list() for host in hosts()), 150, "both hosts"
+        )
+        other.kill()
+        batches = client.batches(groups, timeout=600)
+        rewards = [t.reward for batch in batches for t in batch.trajectories]
+        stats = client.stats()
+        assert rewards == [1.0] * groups * SIZE
+        assert stats["dead"] == 0 and set(stats["failures"]) == {"worker"}
+        until(lambda: not containers(run=run), 2 * LEASE_S)
+
+
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An internal network, with the worker's endpoints at its gateway, which is there while a
     container is.
     """
-    network = engine().networks.create("rollq-test-agents", driver="bridge", internal=True)
+    networks = hosts()[0].client.networks
+    network = networks.create("rollq-test-agents", driver="bridge", internal=True)
     try:
-        [subnet] = engine().networks.get(network.id).attrs["IPAM"]["Config"]
+        [subnet] = networks.get(network.id).attrs["IPAM"]["Config"]
         monkeypatch.setenv("ROLLQ_SANDBOX_NETWORK", network.name)
         monkeypatch.setenv("ROLLQ_AGENT_HOST", subnet["Gateway"])
         with Container(container_engine.IMAGE) as first:

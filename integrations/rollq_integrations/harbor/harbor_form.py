@@ -6,18 +6,22 @@ change nothing here. Every other key is carried out, or refused by its name.
 
 import re
 import tomllib
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rollq.env import SandboxSpec
 from rollq.errors import JobFailure
+from rollq_integrations.harbor.compose import Compose, read_compose
 from rollq_integrations.harbor.task_folder import (
     COMPOSE,
     DOCKERFILE,
     IMAGE,
     MB,
     USER,
-    Place,
+    Healthcheck,
+    Step,
     TaskFolder,
     above_0,
     digest,
@@ -46,6 +50,12 @@ AGENT_KEYS = NETWORK_KEYS | {"timeout_sec", "user"}
 VERIFIER_KEYS = NETWORK_KEYS | frozenset(
     "timeout_sec env user environment_mode environment collect".split()
 )
+STEP_KEYS = frozenset("name agent verifier min_reward healthcheck artifacts".split())
+STEP_VERIFIER_KEYS = frozenset("timeout_sec env user".split())
+HEALTH_KEYS = frozenset(
+    "command interval_sec timeout_sec start_period_sec start_interval_sec retries".split()
+)
+MCP_KEYS = frozenset("name transport url command args".split())
 SOLUTION_KEYS = frozenset({"env"})
 ENVIRONMENT_KEYS = NETWORK_KEYS | frozenset(
     "build_timeout_sec docker_image os cpus memory_mb memory storage_mb storage gpus gpu_types tpu "
@@ -74,7 +84,6 @@ def read(path: Path) -> TaskFolder:
     refuse(
         path,
         {
-            "several steps": bool(settings.get("steps")),
             f"the environment_mode {mode!r}": mode not in ("shared", "separate"),
             "an environment of shared tests": mode == "shared" and has_own_environment,
             "commands that collect artifacts": bool(verifier.get("collect")),
@@ -86,38 +95,130 @@ def read(path: Path) -> TaskFolder:
             ),
         },
     )
-    _check_folders(path)
     tests_place = None
-    tests = {"/tests": path / "tests"}
+    has_tests = True
     if is_separate:
         tests_place, is_bundled = _tests_place(path, settings, verifier)
-        if is_bundled:
-            tests = {}
+        has_tests = not is_bundled
+    compose = read_compose(path, path / "environment")
+    refuse(
+        path,
+        {
+            "another build of its main service": compose.build != ".",
+            "services beside tests of their own": bool(compose.services) and is_separate,
+        },
+    )
     return TaskFolder(
         path=path,
-        instruction=instruction_of(path, (path / "instruction.md").read_text()),
-        place=_place(path, path / "environment", environment, is_public),
-        user=matching(USER, "user", agent.get("user", "")),
-        agent_s=seconds(agent, "timeout_sec", 600),
-        tests_s=seconds(verifier, "timeout_sec", 600),
+        place=_with(compose, _place(path, path / "environment", environment, is_public)),
+        services=compose.services,
+        healthcheck=_healthcheck(path, table(environment, "healthcheck")),
         tests_place=tests_place,
-        artifacts=_artifacts(path, settings),
-        tests=tests,
         test_command="/tests/test.sh",
         rewards=True,
-        tests_env=variables(path, table(verifier, "env")),
-        tests_user=matching(USER, "user", verifier.get("user", "")),
-        solution=path / "solution" if (path / "solution" / "solve.sh").is_file() else None,
+        steps=_steps(path, settings, has_tests),
+        final=_is_final(settings.get("multi_step_reward_strategy", "mean")),
         solution_env=variables(path, table(solution, "env")),
     )
 
 
-def _check_folders(path: Path) -> None:
+def _with(compose: Compose, place: SandboxSpec) -> SandboxSpec:
+    return replace(place, env={**compose.env, **place.env}, folder=place.folder or compose.folder)
+
+
+def _steps(path: Path, settings: Mapping[str, Any], has_tests: bool) -> Sequence[Step]:
+    """The steps of the task, or the task as one step."""
+    listed = settings.get("steps") or [{}]
+    names = [str(step.get("name", "")) for step in listed]
+    if len({*names}) < len(names):
+        raise ValueError(f"the steps {names} need a name each")
+    steps = []
+    for name, step in zip(names, listed, strict=True):
+        _refuse_unknown(path, step, STEP_KEYS)
+        _refuse_unknown(path, table(step, "agent"), AGENT_KEYS - NETWORK_KEYS)
+        _refuse_unknown(path, table(step, "verifier"), STEP_VERIFIER_KEYS)
+        steps.append(_step(path, settings, step, name, has_tests))
+    return steps
+
+
+def _step(
+    path: Path, settings: Mapping[str, Any], step: Mapping[str, Any], name: str, has_tests: bool
+) -> Step:
+    """Values of the step go before those of the task."""
+    agent = {**table(settings, "agent"), **table(step, "agent")}
+    own_verifier = table(step, "verifier")
+    verifier = {**table(settings, "verifier"), **own_verifier}
+    env = {**table(table(settings, "verifier"), "env"), **table(own_verifier, "env")}
+    folder = path / "steps" / name if name else path
+    if name and folder.resolve() != path.resolve() / "steps" / name:
+        raise ValueError(f"the name of a step is {name!r}, not that of a folder in steps")
+    _check_folders(path, folder)
+    places = {path / "tests": None, folder / "tests": None}
+    least = step.get("min_reward") or {}
+    return Step(
+        name=name,
+        instruction=instruction_of(path, (folder / "instruction.md").read_text())
+        + _mcp_servers(path, table(settings, "environment").get("mcp_servers") or ()),
+        user=matching(USER, "user", agent.get("user", "")),
+        agent_s=seconds(agent, "timeout_sec", 600),
+        tests_s=seconds(verifier, "timeout_sec", 600),
+        tests=[("/tests", place) for place in places if place.is_dir()] if has_tests else (),
+        tests_env=variables(path, env),
+        tests_user=matching(USER, "user", verifier.get("user", "")),
+        artifacts=_artifacts(path, [*_list(settings), *_list(step)]),
+        files=folder / "workdir" if name and (folder / "workdir").is_dir() else None,
+        healthcheck=_healthcheck(path, table(step, "healthcheck")),
+        least=dict(least) if isinstance(least, dict) else {"reward": float(least)},
+        solution=folder / "solution" if (folder / "solution" / "solve.sh").is_file() else None,
+    )
+
+
+def _is_final(strategy: str) -> bool:
+    if strategy not in ("mean", "final"):
+        raise ValueError(f"multi_step_reward_strategy is {strategy!r}, not mean or final")
+    return strategy == "final"
+
+
+def _healthcheck(path: Path, settings: Mapping[str, Any]) -> Healthcheck | None:
+    if not settings:
+        return None
+    _refuse_unknown(path, settings, HEALTH_KEYS)
+    times = {
+        f"{name}_s": float(settings[f"{name}_sec"])
+        for name in ("interval", "timeout", "start_period", "start_interval")
+        if f"{name}_sec" in settings
+    }
+    return Healthcheck(
+        command=str(settings["command"]), retries=int(settings.get("retries", 3)), **times
+    )
+
+
+def _mcp_servers(path: Path, servers: Sequence[Mapping[str, Any]]) -> str:
+    """Words on the task's MCP servers, which the policy reaches by its commands, as in Harbor's own
+    agent Terminus.
+    """
+    if not servers:
+        return ""
+    lines = ["", "", "MCP Servers:", "The following MCP servers are available for this task."]
+    for server in servers:
+        _refuse_unknown(path, server, MCP_KEYS)
+        transport = server.get("transport", "sse")
+        if transport == "stdio":
+            words = " ".join([str(server["command"]), *map(str, server.get("args", ()))])
+            lines.append(f"- {server['name']}: stdio transport, command: {words}")
+        else:
+            lines.append(f"- {server['name']}: {transport} transport, url: {server['url']}")
+    return "\n".join(lines) + "\n"
+
+
+def _check_folders(path: Path, step: Path) -> None:
     """Raises JobFailure for a folder that is a link out of the task, and without tests."""
-    for name in ("environment", "tests", "solution"):
-        if not (path / name).resolve().is_relative_to(path.resolve()):
-            raise JobFailure(f"the task {path.name} has its folder {name} elsewhere, by a link")
-    if not (path / "tests" / "test.sh").is_file():
+    for place in (path / "environment", path / "tests", step / "tests", step / "solution"):
+        if not place.resolve().is_relative_to(path.resolve()):
+            raise JobFailure(
+                f"the task {path.name} has its folder {place.name} elsewhere, by a link"
+            )
+    if not any((place / "tests" / "test.sh").is_file() for place in (path, step)):
         raise JobFailure(f"the task {path.name} has no tests/test.sh")
 
 
@@ -127,7 +228,7 @@ def _refuse_unknown(path: Path, settings: Mapping[str, Any], known_keys: Set[str
 
 def _tests_place(
     path: Path, settings: Mapping[str, Any], verifier: Mapping[str, Any]
-) -> tuple[Place, bool]:
+) -> tuple[SandboxSpec, bool]:
     """The container of the tests, and true if its image comes with them."""
     own = table(verifier, "environment")
     environment = own or table(settings, "environment")
@@ -154,7 +255,7 @@ def _mode(settings: Mapping[str, Any], default: str | None = None) -> str:
     return PUBLIC if allows_internet else NO_NETWORK
 
 
-def _place(path: Path, folder: Path, settings: Mapping[str, Any], network: bool) -> Place:
+def _place(path: Path, folder: Path, settings: Mapping[str, Any], network: bool) -> SandboxSpec:
     """The container that a table `environment` describes, with the Dockerfile of the folder or a
     ready-made image.
     """
@@ -167,11 +268,11 @@ def _place(path: Path, folder: Path, settings: Mapping[str, Any], network: bool)
         {
             "Windows": str(settings.get("os", "linux")).lower() != "linux",
             "GPUs": bool(settings.get("gpus")) or bool(settings.get("tpu")),
-            "MCP servers": bool(settings.get("mcp_servers")),
-            "a healthcheck": bool(settings.get("healthcheck")),
             "skills": bool(settings.get("skills_dir")),
             "an allowlist of hosts": bool(settings.get("allowed_hosts")),
-            "docker compose": any((folder / name).exists() for name in COMPOSE),
+            "docker compose for its tests": (
+                folder.name == "tests" and any((folder / name).exists() for name in COMPOSE)
+            ),
         },
     )
     if not image and not (folder / DOCKERFILE).is_file():
@@ -181,7 +282,7 @@ def _place(path: Path, folder: Path, settings: Mapping[str, Any], network: bool)
     workdir = settings.get("workdir")
     if workdir is not None and not str(workdir).startswith("/"):
         raise ValueError(f"workdir is {workdir!r}, not a path from the root")
-    return Place(
+    return SandboxSpec(
         dockerfile=None if image else folder,
         image=image or f"rollq-task:{digest(folder)}",
         build_s=seconds(settings, "build_timeout_sec", 600),
@@ -193,10 +294,14 @@ def _place(path: Path, folder: Path, settings: Mapping[str, Any], network: bool)
     )
 
 
-def _artifacts(path: Path, settings: Mapping[str, Any]) -> tuple[str, ...]:
+def _list(settings: Mapping[str, Any]) -> list[Any]:
     listed = settings.get("artifacts", [])
     if not isinstance(listed, list):
         raise TypeError("artifacts is not a list of paths")
+    return listed
+
+
+def _artifacts(path: Path, listed: Sequence[Any]) -> tuple[str, ...]:
     entries = [entry if isinstance(entry, dict) else {"source": entry} for entry in listed]
     sources: list[Any] = [entry.get("source") for entry in entries]
     if not all(isinstance(source, str) for source in sources):

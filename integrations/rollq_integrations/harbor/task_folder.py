@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollq.env import Json
+from rollq.env import Json, SandboxSpec
 from rollq.errors import JobFailure
 
 DOCKERFILE = "Dockerfile"
@@ -33,20 +33,63 @@ _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """A container as a task wants it."""
+class Healthcheck:
+    """A command that says by its exit code 0 that a sandbox is ready. After the start period so
+    many failures in a row fail the start.
+    """
 
-    dockerfile: Path | None
-    """The folder with the Dockerfile; None where `image` is ready-made."""
-    image: str
-    build_s: float = 600.0
-    cpus: float = 1.0
-    memory: int = 2048 * MB
-    env: Mapping[str, str] = field(default_factory=dict)
-    folder: str | None = None
-    """Where commands begin, in place of the image's."""
-    network: bool = True
-    """It may have a network, if the worker has one for it."""
+    command: str
+    interval_s: float = 5.0
+    timeout_s: float = 30.0
+    start_period_s: float = 0.0
+    start_interval_s: float = 5.0
+    retries: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("interval_s", "timeout_s", "start_interval_s"):
+            above_0(f"{name} of a healthcheck", getattr(self, name))
+        if not self.retries > 0 or not 0 <= self.start_period_s <= LONGEST_S:
+            raise ValueError("a healthcheck needs retries, and a start_period of at least 0 s")
+
+    @property
+    def longest_s(self) -> float:
+        start_s = self.start_period_s + self.start_interval_s + self.timeout_s
+        return start_s + self.retries * (self.interval_s + self.timeout_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A container beside the agent's, which runs a program of its own."""
+
+    place: SandboxSpec
+    healthcheck: Healthcheck | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """An instruction, and the tests of the work that it asks for."""
+
+    name: str = ""
+    instruction: str
+    user: str = ""
+    agent_s: float
+    """Longest time of one command of the agent's, in seconds."""
+    tests_s: float
+    tests: Sequence[tuple[str, Path]]
+    """Uploads before the tests: paths inside, and files or folders. An image of their own may have
+    them.
+    """
+    tests_env: Mapping[str, str] = field(default_factory=dict)
+    tests_user: str = ""
+    artifacts: Sequence[str] = ()
+    """Paths that are copied from the agent's container to that of the tests."""
+    files: Path | None = None
+    """A folder that is uploaded before the step; its `setup.sh`, if any, runs then."""
+    healthcheck: Healthcheck | None = None
+    least: Mapping[str, float] = field(default_factory=dict)
+    """Rewards below which no further step follows."""
+    solution: Path | None = None
+    """A script, or a folder with `solve.sh`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,28 +97,19 @@ class TaskFolder:
     """The task of a folder."""
 
     path: Path
-    instruction: str
-    place: Place
-    user: str = ""
-    agent_s: float
-    """Longest time of one command of the agent's, in seconds."""
-    tests_s: float
-    tests_place: Place | None = None
+    place: SandboxSpec
+    services: Mapping[str, Service] = field(default_factory=dict)
+    """By their names, after those on which they depend."""
+    healthcheck: Healthcheck | None = None
+    tests_place: SandboxSpec | None = None
     """A container of their own for the tests."""
-    artifacts: Sequence[str] = ()
-    """Paths that are copied there from the agent's container."""
-    tests: Mapping[str, Path]
-    """Uploads before the tests: paths inside, and files or folders. An image of their own may have
-    them.
-    """
     test_command: str
     """Run by a shell."""
     rewards: bool
     """The tests write a reward file. Otherwise their exit code is the grade: 0 is 1.0."""
-    tests_env: Mapping[str, str] = field(default_factory=dict)
-    tests_user: str = ""
-    solution: Path | None = None
-    """A script, or a folder with `solve.sh`."""
+    steps: Sequence[Step]
+    final: bool = False
+    """The last step's reward is the grade, in place of the mean of all."""
     solution_env: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -19,7 +19,7 @@ from rollq.env.environment import (
 )
 from rollq.env.functions import AgentFunction, ContextHook, Episode, RewardFunction
 from rollq.env.image import Image
-from rollq.env.sandbox import CommandResult, Sandbox
+from rollq.env.sandbox import CommandResult, Sandbox, SandboxMaker, SandboxSpec
 from rollq.job import Json
 from rollq.urls import mask_url
 
@@ -39,6 +39,8 @@ __all__ = [
     "Observation",
     "RewardFunction",
     "Sandbox",
+    "SandboxMaker",
+    "SandboxSpec",
     "Task",
     "Tools",
     "User",

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from rollq.env import Action, CommandResult, attempt_labels
+from rollq.env import Action, CommandResult, SandboxSpec, attempt_labels
 from rollq.env.attempt import AttemptLabels, labelled
 from rollq.errors import EnvironmentFailure, JobFailure
-from rollq_integrations.harbor import domain as module
-from rollq_integrations.harbor import load
-from rollq_integrations.harbor.domain import LOGS, HarborEpisode
+from rollq_integrations.harbor import episode as episode_module
+from rollq_integrations.harbor import load, room
+from rollq_integrations.harbor.episode import LOGS, HarborEpisode
 from rollq_integrations.harbor.folder import read
 from tests.rollq_integrations.harbor.test_tasks import EXAMPLE, harbor, terminal_bench
 
@@ -24,9 +24,7 @@ class FakeContainer:
     def __init__(self, files: Mapping[str, bytes] | None = None, **results: CommandResult) -> None:
         self.ran: list[tuple[str, dict[str, Any]]] = []
         self.uploaded: dict[str, Path] = {}
-        self.copied: list[tuple[str, FakeContainer]] = []
         self.closed = self.ended = False
-        self.user = "root"
         self._files = files or {}
         self._results = results
 
@@ -39,16 +37,10 @@ class FakeContainer:
         )
         return next(found, CommandResult("", 0))
 
-    def copy(self, path: str, to: "FakeContainer") -> None:
-        self.copied.append((path, to))
-
     def end_processes(self) -> None:
         self.ended = True
 
-    def __enter__(self) -> "FakeContainer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.closed = True
 
     def upload(self, source: Path, target: str) -> None:
@@ -66,9 +58,10 @@ def test_tests_in_a_container_of_their_own(tmp_path: Path, monkeypatch: pytest.M
     assert (
         task.tests_place is not None and task.tests_place.dockerfile == tmp_path / "one" / "tests"
     )
-    assert task.tests == {} and task.artifacts == ("/logs/artifacts", "/app/x", "/y")
+    [step] = task.steps
+    assert step.tests == () and step.artifacts == ("/logs/artifacts", "/app/x", "/y")
     copy = read(harbor(tmp_path / "two", toml))
-    assert copy.tests_place == copy.place and list(copy.tests) == ["/tests"]
+    assert copy.tests_place == copy.place and [*dict(copy.steps[0].tests)] == ["/tests"]
     ready = read(harbor(tmp_path / "three", '[verifier.environment]\ndocker_image = "y:1"'))
     assert ready.tests_place is not None and ready.tests_place.image == "y:1"
     made = {
@@ -77,16 +70,18 @@ def test_tests_in_a_container_of_their_own(tmp_path: Path, monkeypatch: pytest.M
     }
     labels = []
 
-    def make(image: str, **options: Any) -> FakeContainer:
+    def make(maker: str, spec: SandboxSpec) -> FakeContainer:
         labels.append(attempt_labels())
-        return made[image]
+        return made[spec.image]
 
-    monkeypatch.setattr(module, "Container", make)
+    copied = []
+    monkeypatch.setattr(room, "make_sandbox", make)
+    monkeypatch.setattr(episode_module, "copy", lambda *copy: copied.append(copy))
     with labelled(AttemptLabels("r", "r/a/0", 1)):
         played = HarborEpisode(task)
     assert played.grade().reward == 1.0 and labels == [AttemptLabels("r", "r/a/0", 1)] * 2
     agents, tests = made.values()
-    assert agents.copied == [(path, tests) for path in task.artifacts] and agents.ran == []
+    assert copied == [(path, agents, tests) for path in step.artifacts] and agents.ran == []
     assert tests.closed and not agents.closed
 
 
@@ -102,7 +97,7 @@ def test_the_oracle_plays_the_solution() -> None:
 def episode(
     tmp_path: Path, container: FakeContainer, monkeypatch: pytest.MonkeyPatch, **files: str
 ) -> HarborEpisode:
-    monkeypatch.setattr(module, "Container", lambda image, **options: container)
+    monkeypatch.setattr(room, "make_sandbox", lambda maker, spec: container)
     return HarborEpisode(read(harbor(tmp_path / "one", "[agent]\ntimeout_sec = 100", **files)))
 
 
@@ -203,7 +198,7 @@ def test_terminal_bench_is_graded_by_the_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, reward: float
 ) -> None:
     container = FakeContainer(**{"run-tests.sh": CommandResult("...", code)})
-    monkeypatch.setattr(module, "Container", lambda image, **options: container)
+    monkeypatch.setattr(room, "make_sandbox", lambda maker, spec: container)
     grade = HarborEpisode(read(terminal_bench(tmp_path))).grade()
     assert (grade.reward, grade.info) == (reward, {"rewards": {"reward": reward}, "tests": "..."})
 
@@ -212,7 +207,7 @@ def test_terminal_benchs_tests_that_do_not_run_are_no_grade(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     container = FakeContainer(**{"run-tests.sh": CommandResult("pytest: not found", 127)})
-    monkeypatch.setattr(module, "Container", lambda image, **options: container)
+    monkeypatch.setattr(room, "make_sandbox", lambda maker, spec: container)
     with pytest.raises(EnvironmentFailure, match="did not run: pytest: not found"):
         HarborEpisode(read(terminal_bench(tmp_path))).grade()
     (tmp_path / "run-tests.sh").unlink()
@@ -227,7 +222,8 @@ def test_what_the_policy_has_spoiled_earns_nothing(
     spoiled, fresh = FakeContainer(), FakeContainer({f"{LOGS}/reward.txt": b"1"})
     order = [spoiled, spoiled, fresh, spoiled] if separate else [spoiled, fresh]
     made = iter(order)
-    monkeypatch.setattr(module, "Container", lambda image, **options: next(made))
+    monkeypatch.setattr(room, "make_sandbox", lambda maker, spec: next(made))
+    monkeypatch.setattr(episode_module, "copy", lambda *copy: None)
     toml = "[verifier]\nenvironment_mode = 'separate'" if separate else ""
     grade = HarborEpisode(read(harbor(tmp_path / "one", toml))).grade()
     assert grade.reward == 0.0 and "no reward" in str(grade.info["tests"])

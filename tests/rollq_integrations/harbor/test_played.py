@@ -1,7 +1,10 @@
 """Task folders played in real containers. Run `make test-containers`."""
 
+import io
 import shutil
+import tarfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,10 +12,13 @@ import pytest
 from rollq.env import Action
 from rollq.errors import EnvironmentFailure
 from rollq_integrations.harbor import load
+from rollq_integrations.harbor.artifacts import copy, unpack
+from rollq_integrations.sandbox import Container
 from rollq_worker.commands.env.check import check_environment
 from tests import container_engine
-from tests.container_engine import IMAGE
-from tests.rollq_integrations.harbor.test_tasks import COMPOSE, EXAMPLE
+from tests.container_engine import IMAGE, containers
+from tests.rollq_integrations.harbor.test_tasks import COMPOSE, EXAMPLE, harbor
+from tests.waiting import until
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600), container_engine.UNCLOSED]
 OWN = 'artifacts = ["/app/median.py", "/app/none"]\n[verifier]\nenvironment_mode = "separate"\n'
@@ -182,3 +188,165 @@ def test_what_another_user_left_cannot_grade(task: Path) -> None:
         assert (grade.reward, grade.info["tests"]) == (0.0, "")
     finally:
         episode.close()
+
+
+def test_files_of_another_sandbox() -> None:
+    def sh(box: Container, command: str) -> str:
+        return box.run(["sh", "-c", command]).output
+
+    with Container(IMAGE) as box, Container(IMAGE) as other:
+        sh(
+            box,
+            "mkdir -p /a/b; cd /a/b; echo x > f; ln f same; ln -s f link; mkfifo pipe; echo y > /g",
+        )
+        sh(box, "cd /a/b; ln -s /etc/shadow out; ln -s ../../etc/shadow up; ln out out2")
+        sh(box, "chmod 4755 /a/b/f; head -c 40000000 /dev/urandom > /a/b/big; mkdir /a/b/c")
+        sh(box, "ln -s / /root/way; mkdir /tmp/z; cp -r /a/b/c /tmp/z; ln -s /a /d")
+        for path in ("/a/b/", "/g", "/none", "/d"):
+            copy(path, box, other)
+        listed = sh(other, "cat /g; cd /a/b; cat link; ls; stat -c %a f; ls /none /d 2>&1")
+        assert listed.startswith("y\nx\nbig\nc\nf\nlink\nsame\n755\nls: ")
+        assert sh(other, "md5sum /a/b/big") == sh(box, "md5sum /a/b/big; ls /tmp | grep rollq")
+        sh(box, "head -c 300000000 /dev/zero > /huge")
+        with pytest.raises(EnvironmentFailure, match="/huge has more than"):
+            copy("/huge", box, other)
+
+
+@pytest.mark.parametrize("name", ["/x", "../x", "a/../../x", "link/x"])
+def test_a_packed_file_stays_in_its_folder(tmp_path: Path, name: str) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
+        tar.addfile(link)
+        tar.addfile(tarfile.TarInfo(name))
+    packed.seek(0)
+    (tmp_path / "in").mkdir()
+    unpack(packed, tmp_path / "in")
+    assert [*tmp_path.rglob("*")] == [tmp_path / "in"]
+
+
+COUNTER = """
+import http.server
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    hits = 0
+
+    def do_POST(self):
+        Handler.hits += 1
+        self.do_GET()
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(str(Handler.hits).encode())
+
+http.server.HTTPServer(("", 8000), Handler).serve_forever()
+"""
+SERVICES = """
+services:
+  main:
+    depends_on: {counter: {condition: service_healthy}}
+  counter:
+    build: ./counter
+    healthcheck:
+      test: [CMD, python3, -c, "import urllib.request as r; r.urlopen('http://counter:8000')"]
+      interval: 500ms
+      start_period: 60s
+"""
+HIT = "python3 -c \"import urllib.request as r; print(r.urlopen('http://counter:8000'{}).read())\""
+STEPS = """
+[environment.healthcheck]
+command = "test -d /app"
+[[steps]]
+name = "first"
+min_reward = 0.5
+[[steps]]
+name = "second"
+[steps.healthcheck]
+command = "test -f /app/ready"
+"""
+
+
+@pytest.fixture
+def with_services(tmp_path: Path) -> Path:
+    """Two steps: the counter shall be hit once, and a second time."""
+    check = f"{HIT.format('')} | grep -q {{}} && echo 1 > /logs/verifier/reward.txt || "
+    check += "echo 0 > /logs/verifier/reward.txt\n"
+    hit = HIT.format(", data=b''")
+    image = f"FROM {IMAGE}\nWORKDIR /app\n"
+    return harbor(
+        tmp_path / "counted",
+        STEPS,
+        **{
+            "environment/Dockerfile": image,
+            "environment/docker-compose.yaml": SERVICES,
+            "environment/counter/Dockerfile": f'{image}COPY s.py /\nCMD ["python3", "/s.py"]\n',
+            "environment/counter/s.py": COUNTER,
+            "steps/first/instruction.md": "Hit the counter.",
+            "steps/first/tests/test.sh": check.format(1),
+            "steps/first/tests/secret": "of the first step",
+            "steps/first/solution/solve.sh": f"{hit}\n",
+            "steps/second/instruction.md": "Once more.",
+            "steps/second/workdir/setup.sh": "touch ready",
+            "steps/second/workdir/notes": "as you know",
+            "steps/second/tests/test.sh": check.format(2),
+            "steps/second/solution/solve.sh": f"cat notes && {hit}\n",
+        },
+    )
+
+
+def test_steps_and_services(with_services: Path) -> None:
+    domain = load(str(with_services))
+    report = check_environment(domain, "train", [0])
+    assert report.rewards == [1.0] and report.problems == []
+    with closing(domain.open("train", 0, {})) as episode:
+        episode.step(Action("bash", {"command": HIT.format(", data=b''")}))
+        told = episode.step(Action("respond", {"content": "Done."}))
+        assert (told.text, told.done, told.reward) == ("Once more.", False, 1.0)
+        left = "cat notes; ls /tests /logs/verifier 2>&1 | grep -c secret"
+        assert episode.step(Action("bash", {"command": left})).text.startswith("as you know0\n")
+        assert episode.step(Action("respond", {"content": "Done."})).done
+        grade = episode.grade()
+        assert grade.reward == 0.5
+        assert grade.info["steps"] == {"first": {"reward": 1.0}, "second": {"reward": 0.0}}
+
+
+def test_no_step_follows_one_that_earned_too_little(with_services: Path) -> None:
+    with closing(load(str(with_services)).open("train", 0, {})) as episode:
+        assert episode.step(Action("respond", {"content": "Done."})).done
+        assert episode.grade().reward == 0.0 and [*episode.grade().info["steps"]] == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        (
+            "environment/counter/s.py",
+            "print('the reason'); raise SystemExit(3)",
+            r"(?s)service counter does not begin: it is not healthy.*the reason.*ended with code 3",
+        ),
+        (
+            "environment/counter/Dockerfile",
+            "FROM scratch\nCOPY s.py /\n",
+            "the service counter .*not found",
+        ),
+        ("steps/second/workdir/setup.sh", "echo the reason; exit 4", "(?s)setup.sh .* the reason"),
+        ("steps/second/workdir/setup.sh", "true", "the step second is not healthy"),
+        ("task.toml", STEPS.replace('/app"', '/none"'), "counted is not healthy"),
+    ],
+)
+def test_what_does_not_begin_is_a_failure(
+    with_services: Path, file: str, text: str, says: str
+) -> None:
+    (with_services / file).write_text(text)
+    compose = with_services / "environment" / "docker-compose.yaml"
+    compose.write_text(SERVICES.replace("60s", "1s"))
+    toml = (with_services / "task.toml").read_text().replace("command", "interval_sec = 1\ncommand")
+    (with_services / "task.toml").write_text(toml.replace("min_reward = 0.5", ""))
+    with (
+        pytest.raises(EnvironmentFailure, match=says),
+        closing(load(str(with_services)).open("train", 0, {})) as episode,
+    ):
+        episode.step(Action("respond", {"content": "Done."}))
+    until(lambda: not containers(), 60)

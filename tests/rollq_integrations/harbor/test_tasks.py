@@ -8,6 +8,7 @@ import pytest
 from rollq.errors import JobFailure
 from rollq_integrations.harbor import load
 from rollq_integrations.harbor.folder import read
+from rollq_integrations.harbor.task_folder import Healthcheck
 from rollq_worker.environments import domain
 from rollq_worker.environments.files import add_file
 
@@ -71,8 +72,8 @@ def test_a_task_of_harbor(tmp_path: Path) -> None:
     env = {A = "1"}
     """
     task = read(harbor(tmp_path / "one", toml, **{"solution/solve.sh": "true"}))
-    place = task.place
-    assert (task.agent_s, task.tests_s, task.user, task.tests_env) == (
+    place, [step] = task.place, task.steps
+    assert (step.agent_s, step.tests_s, step.user, step.tests_env) == (
         30,
         40.5,
         "dev",
@@ -105,12 +106,13 @@ def test_a_task_of_terminal_bench(tmp_path: Path) -> None:
             tmp_path, "instruction: Do it.\nmax_agent_timeout_sec: 90\nmax_test_timeout_sec: 60"
         )
     )
-    assert (task.instruction, task.agent_s, task.tests_s, task.rewards) == ("Do it.", 90, 60, False)
-    assert task.tests == {
-        "/tests": tmp_path / "tests",
-        "/tests/run-tests.sh": tmp_path / "run-tests.sh",
-    }
-    assert task.place.env == {"COLOUR": "red"} and task.solution == tmp_path / "solution.sh"
+    [step] = task.steps
+    assert (step.instruction, step.agent_s, step.tests_s, task.rewards) == ("Do it.", 90, 60, False)
+    assert step.tests == (
+        ("/tests", tmp_path / "tests"),
+        ("/tests/run-tests.sh", tmp_path / "run-tests.sh"),
+    )
+    assert task.place.env == {"COLOUR": "red"} and step.solution == tmp_path / "solution.sh"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_variables_of_docker_compose(
 @pytest.mark.parametrize("volume", ["./tests:/tests:ro", "./tests/:/tests"])
 def test_the_own_tests_may_be_a_volume(tmp_path: Path, volume: str) -> None:
     compose = f"services: {{client: {{volumes: ['{volume}']}}}}"
-    assert "/tests" in read(terminal_bench(tmp_path, compose=compose)).tests
+    assert "/tests" in dict(read(terminal_bench(tmp_path, compose=compose)).steps[0].tests)
 
 
 @pytest.mark.parametrize("volume", ["./data:/data", "tests:/tests", "../tests:/tests", "/:/tests"])
@@ -166,14 +168,13 @@ def test_other_volumes_are_refused(tmp_path: Path, volume: str) -> None:
 
 
 def test_root_is_a_user(tmp_path: Path) -> None:
-    task = read(harbor(tmp_path, "[agent]\nuser = 0\n[verifier]\nuser = 0"))
-    assert (task.user, task.tests_user) == ("0", "0")
+    [step] = read(harbor(tmp_path, "[agent]\nuser = 0\n[verifier]\nuser = 0")).steps
+    assert (step.user, step.tests_user) == ("0", "0")
 
 
 @pytest.mark.parametrize(
     ("toml", "says"),
     [
-        ("[[steps]]\nname = 'a'", "asks for several steps, which is not played here"),
         (
             "artifacts = [{source = '/x', exclude = ['*.pyc']}]",
             "asks for artifacts with exceptions",
@@ -222,6 +223,27 @@ def test_root_is_a_user(tmp_path: Path) -> None:
         ("[environment]\nworkdir = 7", "workdir is 7, not a path"),
         ("[environment]\nworkdir = 'app'", "workdir is 'app', not a path"),
         ("[environment]\nskills_dir = '/skills'", "asks for skills"),
+        ("[environment.healthcheck]\nretries = 1", "the task one: KeyError: 'command'"),
+        ("[environment.healthcheck]\ncommand = 'x'\nretries = 0", "a healthcheck needs retries"),
+        ("[environment.healthcheck]\ncommand = 'x'\ninterval_sec = 0", "interval_s of a"),
+        ("[environment.healthcheck]\ncommand = 'x'\nuser = 'y'", "asks for the key 'user'"),
+        ("[[environment.mcp_servers]]\nname = 'a'", "the task one: KeyError: 'url'"),
+        (
+            "[[environment.mcp_servers]]\nname = 'a'\nurl = 'u'\nheaders = {A = 'b'}",
+            "asks for the key 'headers'",
+        ),
+        ("multi_step_reward_strategy = 'best'", "multi_step_reward_strategy is 'best'"),
+        ("[[steps]]\nname = 'a'\nsecret = 1", "asks for the key 'secret'"),
+        ("[[steps]]\nname = 'a'\n[[steps]]\nname = 'a'", "need a name each"),
+        ("[[steps]]\nname = '../one'", "not that of a folder in steps"),
+        (
+            "[[steps]]\nname = 'a'\nverifier = {environment_mode = 'separate'}",
+            "asks for the key 'environment_mode'",
+        ),
+        (
+            "[[steps]]\nname = 'a'\nagent = {network_mode = 'public'}",
+            "asks for the key 'network_mode'",
+        ),
         ("[[verifier.collect]]\ncommand = 'true'", "asks for commands that collect artifacts"),
         ("[verifier]\nreward_range = [0, 1]", "asks for the key 'reward_range'"),
         ("[[services]]\nname = 'db'", "asks for the key 'services'"),
@@ -256,9 +278,9 @@ def test_networks_of_phases(tmp_path: Path, toml: str, agent: bool, tests: bool 
 
 def test_lines_that_mark_an_instruction_are_left_out(tmp_path: Path) -> None:
     marks = "<!-- harbor-canary GUID 1 -->\n# Canary of the tests\n\n"
-    assert read(
-        harbor(tmp_path / "one", **{"instruction.md": f"{marks}# Do it\n"})
-    ).instruction == ("# Do it\n")
+    assert read(harbor(tmp_path / "one", **{"instruction.md": f"{marks}# Do it\n"})).steps[
+        0
+    ].instruction == ("# Do it\n")
     with pytest.raises(JobFailure, match="has an empty instruction"):
         read(harbor(tmp_path / "two", **{"instruction.md": marks}))
 
@@ -294,9 +316,6 @@ def test_folders_that_lack_something(tmp_path: Path) -> None:
         (task / missing).unlink()
         with pytest.raises(JobFailure, match=says):
             read(task)
-    two = terminal_bench(tmp_path / "two", compose=COMPOSE + "  db: {image: postgres}\n")
-    with pytest.raises(JobFailure, match="asks for several containers"):
-        read(two)
     secret = terminal_bench(
         tmp_path / "three", compose=COMPOSE.replace("COLOUR=red", "KEY=${SECRET}")
     )
@@ -354,3 +373,181 @@ def test_an_image_is_named_by_what_may_be_run_and_where_links_lead(tmp_path: Pat
     assert len(set(names)) == len(names)
     start.chmod(0o700)
     assert read(task).place.image == names[-1]
+
+
+STEPS = """
+multi_step_reward_strategy = "final"
+artifacts = ["/all"]
+[agent]
+timeout_sec = 50
+user = "dev"
+[verifier]
+timeout_sec = 60
+env = {A = "1", B = "2"}
+[[environment.mcp_servers]]
+name = "notes"
+transport = "streamable-http"
+url = "http://notes:8000/mcp"
+[[environment.mcp_servers]]
+name = "files"
+transport = "stdio"
+command = "python3"
+args = ["/srv.py", "-v"]
+[environment.healthcheck]
+command = "true"
+retries = 5
+[[steps]]
+name = "first"
+min_reward = 0.5
+[steps.healthcheck]
+command = "ls"
+start_period_sec = 2
+[[steps]]
+name = "second"
+min_reward = {style = 1}
+artifacts = ["/own"]
+[steps.agent]
+timeout_sec = 70
+[steps.verifier]
+env = {B = "3"}
+"""
+
+
+def test_steps(tmp_path: Path) -> None:
+    files = {
+        "steps/first/instruction.md": "Begin.",
+        "steps/first/tests/test.sh": "true",
+        "steps/first/solution/solve.sh": "true",
+        "steps/second/instruction.md": "Go on.\n",
+        "steps/second/workdir/setup.sh": "true",
+    }
+    one = harbor(tmp_path / "one", STEPS, **files)
+    (one / "instruction.md").unlink()
+    task = read(one)
+    first, second = task.steps
+    servers = (
+        "\n\nMCP Servers:\nThe following MCP servers are available for this task.\n"
+        "- notes: streamable-http transport, url: http://notes:8000/mcp\n"
+        "- files: stdio transport, command: python3 /srv.py -v\n"
+    )
+    assert (first.instruction, second.instruction) == (f"Begin.{servers}", f"Go on.\n{servers}")
+    assert task.final and task.healthcheck == Healthcheck(command="true", retries=5)
+    assert first.healthcheck == Healthcheck(command="ls", start_period_s=2.0)
+    assert (first.agent_s, second.agent_s, second.user, second.tests_s) == (50, 70, "dev", 60)
+    assert (first.tests_env, second.tests_env) == ({"A": "1", "B": "2"}, {"A": "1", "B": "3"})
+    assert first.tests == [("/tests", one / "tests"), ("/tests", one / "steps/first/tests")]
+    assert second.tests == [("/tests", one / "tests")]
+    assert (first.least, second.least) == ({"reward": 0.5}, {"style": 1})
+    assert second.artifacts == ("/logs/artifacts", "/all", "/own")
+    assert (first.files, second.files) == (None, one / "steps/second/workdir")
+    assert first.solution == one / "steps/first/solution" and second.solution is None
+    assert load(str(one)).task("train", 0).moves == ()
+
+
+SERVICES = """
+name: a-task
+services:
+  main:
+    build: {context: "${CONTEXT_DIR}"}
+    image: ${MAIN_IMAGE_NAME}
+    command: [sh, -c, sleep infinity]
+    environment: ["TEST_DIR=${TEST_DIR}", COLOUR=red]
+    volumes: ["${HOST_AGENT_LOGS_PATH}:${ENV_AGENT_LOGS_PATH}"]
+    deploy: {resources: {limits: {cpus: "${CPUS}"}}}
+    depends_on: {api: {condition: service_healthy}}
+  api:
+    build: ./api
+    command: python3 -m http.server "80"
+    ports: ["8080:80"]
+    depends_on: [db]
+    healthcheck:
+      test: [CMD, curl, -f, "http://localhost/a b"]
+      interval: 1m2s
+      retries: 7
+  db:
+    image: redis:${VERSION:-7}
+    environment: {A: "1"}
+    healthcheck: {test: "ping $$HOST", interval: 500ms, timeout: 3s, start_period: 1h}
+"""
+
+
+def test_services_of_docker_compose(tmp_path: Path) -> None:
+    files = {"environment/docker-compose.yaml": SERVICES, "environment/api/Dockerfile": "FROM x"}
+    task = read(harbor(tmp_path / "one", "[environment.env]\nB = '2'", **files))
+    assert task.place.env == {"COLOUR": "red", "B": "2"} and [*task.services] == ["db", "api"]
+    db, api = task.services.values()
+    assert (db.place.image, db.place.env, db.place.command) == ("redis:7", {"A": "1"}, ())
+    assert db.healthcheck == Healthcheck(
+        command="ping $HOST",
+        interval_s=0.5,
+        timeout_s=3.0,
+        start_period_s=3600.5,
+        start_interval_s=0.5,
+    )
+    assert api.place.dockerfile == tmp_path / "one/environment/api"
+    assert api.place.command == ("python3", "-m", "http.server", "80")
+    assert api.healthcheck == Healthcheck(
+        command="curl -f 'http://localhost/a b'",
+        interval_s=62.0,
+        start_period_s=62.0,
+        retries=7,
+    )
+    bench = terminal_bench(tmp_path / "two", compose=COMPOSE + "  db: {image: redis:7}\n")
+    assert [*read(bench).services] == ["db"]
+
+
+@pytest.mark.parametrize(
+    ("compose", "says"),
+    [
+        ("{services: {a: {}, b: {}}}", "asks for services without one named main or client"),
+        ("{services: {main: }}", "main is a NoneType, not a table"),
+        ("{services: {main: {}}, networks: {a: }}", "asks for 'networks' of docker compose"),
+        ("{services: {main: {privileged: true}}}", "asks for 'privileged' of docker compose"),
+        ("{services: {main: {build: ./other}}}", "asks for another build of its main service"),
+        ("{services: {main: {image: x}}}", "asks for an image without a build"),
+        (
+            "{services: {main: {}, db: {image: x, restart: always}}}",
+            "'restart' of the service 'db'",
+        ),
+        ("{services: {main: {}, db: {image: x, volumes: [a]}}}", "'volumes' of the service 'db'"),
+        ("{services: {main: {}, db: {build: ../..}}}", "no Dockerfile for its service 'db'"),
+        ("{services: {main: {}, db: {build: {context: ., args: {A: 1}}}}}", "build with arguments"),
+        ("{services: {main: {}, db: {}}}", "the image of the service 'db' cannot be ''"),
+        ("{services: {main: {}, 'a b': {image: x}}}", "the name of a service cannot be 'a b'"),
+        ("{services: {main: {depends_on: [db]}}}", "the service 'db', which it does not"),
+        (
+            "{services: {main: {depends_on: {db: {condition: service_completed_successfully}}},"
+            " db: {image: x}}}",
+            "asks for the condition 'service_completed_successfully' of a service",
+        ),
+        (
+            "{services: {main: {depends_on: [a]}, a: {image: x, depends_on: [main]}}}",
+            "services that wait for each other",
+        ),
+        (
+            "{services: {main: {}, db: {image: x, healthcheck: {test: [RUN, x]}}}}",
+            "asks for a healthcheck by 'RUN'",
+        ),
+        (
+            "{services: {main: {}, db: {image: x, healthcheck: {test: x, interval: soon}}}}",
+            "a time is 'soon'",
+        ),
+        (
+            "{services: {main: {}, db: {image: x, command: 'run ${SECRET}'}}}",
+            "asks for the variable SECRET of this machine",
+        ),
+    ],
+)
+def test_services_that_are_not_played(tmp_path: Path, compose: str, says: str) -> None:
+    with pytest.raises(JobFailure, match=says):
+        read(harbor(tmp_path / "one", **{"environment/docker-compose.yaml": compose}))
+
+
+def test_services_beside_tests_of_their_own_are_not_played(tmp_path: Path) -> None:
+    files = {"environment/docker-compose.yaml": "{services: {main: {}, db: {image: x}}}"}
+    toml = "[verifier]\nenvironment_mode = 'separate'"
+    with pytest.raises(JobFailure, match="asks for services beside tests of their own"):
+        read(harbor(tmp_path / "one", toml, **files))
+    files = {"tests/docker-compose.yaml": "{}", "tests/Dockerfile": "FROM x"}
+    with pytest.raises(JobFailure, match="asks for docker compose for its tests"):
+        read(harbor(tmp_path / "two", toml, **files))

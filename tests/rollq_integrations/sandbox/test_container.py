@@ -20,11 +20,10 @@ from rollq.errors import (
     ServiceAway,
     WorkerFailure,
 )
-from rollq_integrations.sandbox import Container, image_of, pull
+from rollq_integrations.sandbox import Container
 from rollq_integrations.sandbox.containers import container as container_module
-from rollq_integrations.sandbox.containers import engine as engine_module
+from rollq_integrations.sandbox.containers import hosts as hosts_module
 from rollq_integrations.sandbox.containers import lease
-from rollq_integrations.sandbox.containers.engine import client
 from tests import container_engine
 from tests.container_engine import IMAGE, containers
 from tests.waiting import until
@@ -105,18 +104,15 @@ def test_all_processes_are_ended_where_there_is_no_room_for_another(box: Contain
 def test_privileges(box: Container) -> None:
     status = sh(box, "cat /proc/self/status").output
     assert "NoNewPrivs:\t1\n" in status and "CapEff:\t00000000000404fb\n" in status
-    assert box.user == "root"
 
 
 def test_an_images_user_has_no_privileges(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nUSER nobody\n")
-    image_of(tmp_path, "rollq-nobody:1", 300)
-    with Container("rollq-nobody:1") as box:
+    with Container("rollq-nobody:1", dockerfile=tmp_path) as box:
         for user in ("", "nobody", "games"):
             assert (
                 "CapEff:\t0000000000000000\n" in sh(box, "cat /proc/self/status", user=user).output
             )
-        assert box.user == "nobody"
 
 
 def test_no_other_user_writes_to_a_commands_output(box: Container) -> None:
@@ -163,17 +159,6 @@ def test_files_in_and_out(box: Container, tmp_path: Path) -> None:
     ):
         with pytest.raises(error):
             box.download(path)
-
-
-def test_files_of_another_container(box: Container) -> None:
-    sh(box, "mkdir -p /a/b; cd /a/b; echo x > f; ln f same; ln -s f link; mkfifo pipe; echo y > /g")
-    sh(box, "cd /a/b; ln -s /etc/shadow out; ln -s ../../etc/shadow up; ln out out2; chmod 4755 f")
-    with Container(IMAGE) as other:
-        for path in ("/a/b/", "/g", "/none"):
-            box.copy(path, other)
-        assert sh(other, "cat /g; cd /a/b; cat link; ls; stat -c %a f; ls /none").output.startswith(
-            "y\nx\nf\nlink\nsame\n755\nls: "
-        )
 
 
 def test_one_that_is_closed_before_it_has_started_is_not_left() -> None:
@@ -236,9 +221,9 @@ def test_it_ends_when_its_worker_says_nothing_for_too_long(monkeypatch: pytest.M
         assert sh(box, "echo here").output == "here\n"
         monkeypatch.setattr(lease, "BEAT_S", 600)
         until(lambda: not containers(run="silent"), 60)
-        with pytest.raises(WorkerFailure, match="the container has gone"):
+        with pytest.raises(WorkerFailure, match=r"the container at .* has gone"):
             sh(box, "true")
-        with pytest.raises(WorkerFailure, match="the container has gone"):
+        with pytest.raises(WorkerFailure, match=r"the container at .* has gone"):
             box.download("/etc/passwd")
 
 
@@ -264,10 +249,10 @@ def test_the_time_of_a_command_that_never_began_ends_no_other(
 @pytest.mark.skipif(not shutil.which("podman"), reason="it stops a service of its own, Podman's")
 def test_an_engine_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container_module, "GRACE_S", 2)
-    monkeypatch.setattr(engine_module, "TIMEOUT_S", 5.0)
+    monkeypatch.setattr(hosts_module, "TIMEOUT_S", 5.0)
+    monkeypatch.setattr(hosts_module, "PING_S", 5.0)
     service = container_engine.podman(tmp_path / "engine.sock")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine.sock")
-    client.cache_clear()
     try:
         with Container(IMAGE) as box:
             sh(box, "true")
@@ -280,7 +265,6 @@ def test_an_engine_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monk
     finally:
         service.kill()
         service.wait(60)
-        client.cache_clear()
 
 
 def test_folders_for_every_user() -> None:
@@ -297,32 +281,26 @@ def test_a_policy_cannot_end_it(box: Container) -> None:
 
 def test_an_entrypoint_that_does_not_run_its_arguments(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text(f'FROM {IMAGE}\nENTRYPOINT ["sleep", "1"]\n')
-    image_of(tmp_path, "rollq-entrypoint:1", 300)
     says = r"ENTRYPOINT \['sleep', '1'\] must run its arguments"
-    with pytest.raises(RolloutFailure, match=says), Container("rollq-entrypoint:1") as box:
+    with (
+        pytest.raises(RolloutFailure, match=says),
+        Container("rollq-entrypoint:1", dockerfile=tmp_path) as box,
+    ):
         sh(box, "true")
     (tmp_path / "Dockerfile").write_text(f'FROM {IMAGE}\nENTRYPOINT ["env", "A=b"]\n')
-    image_of(tmp_path, "rollq-entrypoint:2", 300)
-    with Container("rollq-entrypoint:2") as box:
+    with Container("rollq-entrypoint:2", dockerfile=tmp_path) as box:
         assert sh(box, "tr '\\0' '\\n' < /proc/1/environ | grep ^A=").output == "A=b\n"
 
 
 def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        pytest.raises(EnvironmentFailure, match="a container of rollq-none:1"),
-        Container("rollq-none:1") as box,
-    ):
-        sh(box, "true")
     with pytest.raises(EnvironmentFailure, match=r"the image 127\.0\.0\.1:9/none:1"):
-        pull("127.0.0.1:9/none:1")
+        Container("127.0.0.1:9/none:1")
     (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nRUN echo reason; exit 7\n")
     with pytest.raises(EnvironmentFailure, match=r"(?s)the image rollq-none:2 .*reason"):
-        image_of(tmp_path, "rollq-none:2", 300)
+        Container("rollq-none:2", dockerfile=tmp_path)
     (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nRUN while sleep 1; do echo on; done\n")
     with pytest.raises(EnvironmentFailure, match=r"(?s)rollq-none:3 .*took longer than 3 s.*on"):
-        image_of(tmp_path, "rollq-none:3", 3)
+        Container("rollq-none:3", dockerfile=tmp_path, build_s=3)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    client.cache_clear()
     with pytest.raises(ServiceAway, match=r"the container engine at unix:.*none.sock does not"):
         Container(IMAGE)
-    client.cache_clear()

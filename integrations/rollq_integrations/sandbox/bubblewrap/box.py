@@ -23,12 +23,12 @@ import sysconfig
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rollq.env import CommandResult, Json
+from rollq.env import CommandResult, Json, SandboxSpec
 from rollq.errors import EnvironmentFailure, JobFailure
 from rollq_integrations.sandbox.bubblewrap.system_calls import system_call_filter
 
@@ -118,8 +118,11 @@ class Bubblewrap:
         *,
         seconds: float | None = None,
         env: Mapping[str, str] | None = None,
+        user: str = "",
     ) -> CommandResult:
-        """Run a command. All its processes end with it."""
+        """Run a command. All its processes end with it. Raises JobFailure for another `user`."""
+        if user:
+            raise JobFailure(f"bubblewrap has one user, not {user!r}: take a container")
         # half of a character pair has no bytes
         argv = [part.encode(errors="replace").decode() for part in command]
         argv = argv or [""]  # which is no program, too
@@ -136,6 +139,9 @@ class Bubblewrap:
             self._open()
         why = STOPPED[reply["stopped"]].format(seconds=longest, megabytes=self._limits.memory >> 20)
         return CommandResult(output.decode(errors="replace"), reply["code"], why)
+
+    def end_processes(self) -> None:
+        """Do nothing: a command's processes end with it."""
 
     def upload(self, source: Path, target: str) -> None:
         source.stat()  # raises FileNotFoundError where there is none
@@ -194,6 +200,19 @@ class Bubblewrap:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def of_spec(spec: SandboxSpec) -> Bubblewrap:
+    """Implements rollq.env.SandboxMaker. CPUs are not confined."""
+    simple = SandboxSpec(seconds=spec.seconds, cpus=spec.cpus, memory=spec.memory)
+    if spec != simple:
+        wishes = [
+            field.name
+            for field in fields(spec)
+            if getattr(spec, field.name) != getattr(simple, field.name)
+        ]
+        raise JobFailure(f"bubblewrap cannot give a sandbox its {', '.join(wishes)}")
+    return Bubblewrap(Limits(seconds=spec.seconds, memory=spec.memory))
 
 
 @cache

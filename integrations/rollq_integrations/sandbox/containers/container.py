@@ -3,7 +3,8 @@
     with Container("python:3.12-slim") as sandbox:
         print(sandbox.run(["python3", "-c", "print(2)"]).output)
 
-It starts in the background while the policy writes its first turn. Nothing is left behind, whatever
+It lies on the least busy of the worker's hosts, and needs nothing of the worker's own files. It
+starts in the background while the policy writes its first turn. Nothing is left behind, whatever
 happens to the worker: a container reads lines from its worker, and ends, and is removed, once none
 came for LEASE_S or the connection closes. What was made and never started is swept away by the next
 worker. The image needs `sh`, `timeout` and `head` (coreutils or busybox). It does not know tasks or
@@ -16,7 +17,6 @@ import math
 import os
 import secrets
 import tarfile
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,30 +24,35 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from rollq.env import CommandResult, attempt_labels
-from rollq.errors import EnvironmentFailure, ForOtherWorkers, RollqError, WorkerFailure
+from rollq.env import CommandResult, SandboxSpec, attempt_labels
+from rollq.errors import (
+    EnvironmentFailure,
+    ForOtherWorkers,
+    JobFailure,
+    RollqError,
+    WorkerFailure,
+)
 from rollq_integrations.sandbox.containers.archives import (
-    LARGEST_COPY,
     folders_for_all,
     owned_by_root,
-    pack,
     read,
-    without_ways_out,
 )
 from rollq_integrations.sandbox.containers.engine import (
     LABEL,
     WORKER_LABEL,
-    engine,
     failures,
     this_worker,
 )
+from rollq_integrations.sandbox.containers.hosts import Host, place
+from rollq_integrations.sandbox.containers.images import have_image
 from rollq_integrations.sandbox.containers.lease import (
     END_PROCESSES,
     HEARTBEAT,
     LEASE_S,
     LIVE,
+    SERVE,
 )
 
 if TYPE_CHECKING:
@@ -103,6 +108,8 @@ class Container:
         self,
         image: str,
         *,
+        dockerfile: Path | None = None,
+        build_s: float = 600.0,
         seconds: float = 60.0,
         cpus: float = 1.0,
         memory: int = 2 << 30,
@@ -112,24 +119,29 @@ class Container:
         folder: str | None = None,
         folders: Sequence[str] = (),
         network: bool = False,
+        names: Sequence[str] = (),
+        beside: "Container | None" = None,
+        command: Sequence[str] = (),
     ) -> None:
-        """`image` is one that the engine has. `seconds` is a command's longest time. `cpus` and
-        `memory` (bytes) are for all processes together. `mounts` are folders of the engine's
-        machine, read-only, and where they lie inside. `folder` is where commands begin, in place of
-        the image's. `folders` are made, for every user to write in.
+        """The engine fetches an `image` that it lacks, or builds it of the folder `dockerfile`
+        within `build_s` seconds. `seconds` is a command's longest time. `cpus` and `memory` (bytes)
+        are for all processes together. `mounts` are folders of the engine's machine, read-only, and
+        where they lie inside. `folder` is where commands begin, in place of the image's. `folders`
+        are made, for every user to write in.
 
         With `network`, the container is in the network that ROLLQ_SANDBOX_NETWORK names. It is in
-        any case if that is an internal one, which leads nowhere but to this machine. Otherwise it
+        any case if that is an internal one, which leads nowhere but to its host. Otherwise it
         has loopback alone.
 
-        Raises ServiceAway where no container engine answers, and ForOtherWorkers where the worker
-        has a wrong ROLLQ_SANDBOX_OPTIONS.
+        A service, which is `beside` another container, runs the image's own command, or `command`,
+        and shares that one's network and host. Both have the `names` of all services.
+
+        Raises ServiceAway where no container engine answers, EnvironmentFailure where there is no
+        such image, and ForOtherWorkers where the worker has a wrong ROLLQ_SANDBOX_OPTIONS.
         """
-        self._engine = engine()
         self._seconds = seconds
         self._folder = folder
         labels = attempt_labels()
-        joined = _network(network)
         options: dict[str, Any] = {
             "image": image,
             "command": ["sh", "-c", LIVE, str(LEASE_S // 3)],
@@ -151,11 +163,26 @@ class Container:
             "pids_limit": processes,
             "cap_drop": DROPPED_CAPABILITIES,
             "security_opt": ["no-new-privileges"],
-            **({"network": joined} if joined else {"network_mode": "none"}),
             **_options(),
         }
+        self._host: Host = beside._host if beside else place(self)
+        self._host.containers.add(self)
+        try:
+            have_image(self._host, image, dockerfile, build_s)
+            joined = _network(self._host, network)
+            if beside:
+                options["entrypoint"] = _service(self._host, image, names, command)
+                del options["command"]
+            else:
+                options["extra_hosts"] = dict.fromkeys(names, "127.0.0.1")
+        except BaseException:
+            self._host.containers.discard(self)
+            raise
+        options = {**({"network": joined} if joined else {"network_mode": "none"}), **options}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollq-container")
-        self._started: Future[EngineContainer] = self._thread.submit(self._start, options, folders)
+        self._started: Future[EngineContainer] = self._thread.submit(
+            self._start, options, folders, beside
+        )
 
     def __enter__(self) -> "Container":
         return self
@@ -194,12 +221,6 @@ class Container:
         late = code == KILLED and time.monotonic() - began >= longest
         return CommandResult(text, code, f"it ran longer than {longest:g} s" if late else "")
 
-    @property
-    def user(self) -> str:
-        """The user of commands that name none, as the image says."""
-        container = self._result(self._started, "its start", START_S)
-        return container.attrs["Config"]["User"] or "root"
-
     def end_processes(self) -> None:
         """Kill everything that runs inside, without a new process, for which there may be no room.
         A container whose image has another user than root ends that user's processes alone.
@@ -217,28 +238,19 @@ class Container:
     def download(self, path: str) -> bytes:
         return self._do("a download", START_S, lambda container: read(container, path))
 
-    def copy(self, path: str, to: "Container") -> None:
-        """Put the file or folder of that path into another container, at the same path, without
-        links that leave it and special files. Nothing happens where there is none.
-        """
-        folder = os.path.dirname(path.rstrip("/")) or "/"
-        with suppress(FileNotFoundError), tempfile.TemporaryFile() as packed:
-            self._do(
-                "a download", START_S, lambda container: pack(container, path, LARGEST_COPY, packed)
-            )
-            with tempfile.TemporaryFile() as kept, failures(f"a copy of {path}"):
-                without_ways_out(packed, kept)
-                to.run(["mkdir", "-p", folder], user="root")
-                to._do("an upload", START_S, lambda container: container.put_archive(folder, kept))
-
     def close(self) -> None:
+        self._host.containers.discard(self)
         self._thread.shutdown(wait=False)
         self._started.add_done_callback(_close)
 
-    def _start(self, options: Mapping[str, Any], folders: Sequence[str]) -> "EngineContainer":
+    def _start(
+        self, options: dict[str, Any], folders: Sequence[str], beside: "Container | None"
+    ) -> "EngineContainer":
         with failures(f"a container of {options['image']}"):
+            if beside:
+                options["network_mode"] = f"container:{beside._started.result().id}"
             try:
-                container = self._engine.containers.create(**options)
+                container = self._host.client.containers.create(**options)
             except TypeError as e:
                 raise ForOtherWorkers(f"{OPTIONS} has an unknown option: {e}") from e
             try:
@@ -267,8 +279,8 @@ class Container:
             if _runs(container):
                 raise
             raise WorkerFailure(
-                f"the container{_entrypoint(container)} has gone: its engine restarted, or its "
-                f"worker was silent for {LEASE_S} s ({e})"
+                f"the container{_entrypoint(container)} at {self._host} has gone: its engine "
+                f"restarted or its host died, or its worker was silent for {LEASE_S} s ({e})"
             ) from e
 
     def _result(self, future: "Future[T]", what: str, seconds: float) -> T:
@@ -277,9 +289,40 @@ class Container:
             if wait([future], WAIT_S).done:
                 break
         else:
-            raise WorkerFailure(f"the container engine took longer than {seconds:g} s for {what}")
+            raise WorkerFailure(
+                f"the container engine at {self._host} took longer than {seconds:g} s for {what}"
+            )
         with failures(f"in the container, {what}"):
             return future.result()
+
+
+def of_spec(spec: SandboxSpec) -> Container:
+    """Implements rollq.env.SandboxMaker."""
+    if not spec.image:
+        raise JobFailure("a container needs an image: name one in its SandboxSpec")
+    return Container(
+        spec.image,
+        dockerfile=spec.dockerfile,
+        build_s=spec.build_s,
+        seconds=spec.seconds,
+        cpus=spec.cpus,
+        memory=spec.memory,
+        env=spec.env,
+        folder=spec.folder,
+        folders=spec.folders,
+        network=spec.network,
+        names=spec.names,
+        beside=cast("Container | None", spec.beside),
+        command=spec.command,
+    )
+
+
+def _service(host: Host, image: str, names: Sequence[str], command: Sequence[str]) -> list[str]:
+    """The entrypoint of a service: that of its image, with its command, beside the lease."""
+    with failures(f"the image {image}"):
+        config = host.client.images.get(image).attrs["Config"]
+    own = [*(config.get("Entrypoint") or ()), *(command or config.get("Cmd") or ())]
+    return ["sh", "-c", SERVE + LIVE, str(LEASE_S // 3), " ".join(names), *own]
 
 
 def _run(
@@ -313,7 +356,9 @@ def _end_processes(container: "EngineContainer") -> None:
 def _entrypoint(container: "EngineContainer") -> str:
     """Words on the image's ENTRYPOINT, which is a likely reason where a container does not run."""
     entrypoint = container.attrs["Config"].get("Entrypoint")
-    return f" (whose ENTRYPOINT {entrypoint} must run its arguments)" if entrypoint else ""
+    if not entrypoint or SERVE + LIVE in entrypoint:
+        return ""
+    return f" (whose ENTRYPOINT {entrypoint} must run its arguments)"
 
 
 def _runs(container: "EngineContainer") -> bool:
@@ -333,18 +378,18 @@ def _options() -> dict[str, Any]:
     return options
 
 
-def _network(outward: bool) -> str:
+def _network(host: Host, outward: bool) -> str:
     """The network that a container joins; "" for none."""
     name = os.environ.get(NETWORK, "")
-    if name and (outward or _is_internal(name)):
+    if name and (outward or _is_internal(host, name)):
         return name
     return ""
 
 
 @cache
-def _is_internal(network: str) -> bool:
-    with failures(f"the network {network} of {NETWORK}"):
-        return bool(engine().networks.get(network).attrs["Internal"])
+def _is_internal(host: Host, network: str) -> bool:
+    with failures(f"the network {network} of {NETWORK} at {host}"):
+        return bool(host.client.networks.get(network).attrs["Internal"])
 
 
 def _close(started: "Future[EngineContainer]") -> None:

@@ -11,8 +11,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from rollq.errors import RollqError
-from rollq_integrations.sandbox.containers.engine import failures, sweep
+from rollq_integrations.sandbox.containers.engine import sweep
 
 LEASE_S = 90
 """Seconds after which a container ends that has heard nothing from its worker."""
@@ -31,6 +30,15 @@ LIVE = (
 """Main process of a container. It ends where the lines do. A child ends it where none came within
 three times the seconds that it is given. A signal interrupts `read`, too. In some shells only
 `jobs` reaps orphans.
+"""
+
+SERVE = (
+    'echo "127.0.0.1 $1" 2>/dev/null >>/etc/hosts; shift; '
+    '{ "$@" </dev/null 2>&1; echo "[it ended with code $?]"; } | '
+    "{ head -c 4000000 >/run/rollq/service; cat >/dev/null; } & "
+)
+"""Begins a service, and keeps its first 4 MB of output in a file. Podman's services have a file of
+hosts of their own, which an image's user may not change.
 """
 
 
@@ -78,6 +86,5 @@ HEARTBEAT = Heartbeat()
 
 def _sweep_for_ever() -> None:
     while True:
-        with suppress(RollqError), failures("removing containers"):
-            sweep()
+        sweep()
         time.sleep(60.0)

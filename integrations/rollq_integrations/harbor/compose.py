@@ -1,0 +1,259 @@
+"""Reads the compose file of a task: the agent's container, and services beside it.
+
+All share one loopback, as in a pod, where each service has its name: two of them cannot listen at
+one port. Ports are not published. What is not carried out is refused by its name.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from rollq.env import Json, SandboxSpec
+from rollq.errors import JobFailure
+from rollq.pip_extras import install_line
+from rollq_integrations.harbor.task_folder import (
+    COMPOSE,
+    DOCKERFILE,
+    IMAGE,
+    Healthcheck,
+    Service,
+    digest,
+    matching,
+    refuse,
+    table,
+    variables,
+)
+
+MAIN = ("main", "client")
+"""Names of the agent's service, in Harbor's and terminal-bench's files."""
+HARNESS = re.compile(
+    r"T_BENCH|\$\{(CONTEXT_DIR|MAIN_IMAGE_NAME|CPUS|MEMORY|NETWORK_MODE|TEST_DIR|(HOST|ENV)_\w+_PATH)"
+)
+"""Settings of the harness itself, which are carried out in another way here."""
+FILE_KEYS = frozenset(("version", "name", "services"))
+KEYS = frozenset(
+    "build image container_name command volumes environment working_dir expose ports "
+    "depends_on".split()
+)
+"""Keys of a service that are carried out, or change nothing here."""
+CONDITIONS = ("service_started", "service_healthy")
+_KNOWN_VOLUME = re.compile(r"^\./tests/?:/tests/?(:r[ow])?$")
+"""The tests, which are uploaded before they run."""
+_SHELL = r"(?:/(?:usr/)?bin/)?(?:ba)?sh"
+_WAITING = re.compile(rf"(?:{_SHELL} -c )?(['\"]?)(?:sleep \w+|tail -f /dev/null|{_SHELL})\1")
+"""Commands that only keep a container up."""
+_NAME = re.compile(r"[a-zA-Z0-9][\w.-]*")
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:([\d.]+)s)?(?:(\d+)ms)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compose:
+    """The agent's service, and those beside it."""
+
+    build: str = "."
+    """The folder with its Dockerfile."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    folder: str | None = None
+    services: Mapping[str, Service] = field(default_factory=dict)
+    """By their names, after those on which they depend."""
+
+
+def read_compose(path: Path, folder: Path) -> Compose:
+    """The compose file in a folder of the task `path`, if there is one. Raises JobFailure for what
+    is not carried out here, and other errors for a file that is none.
+    """
+    file = next((folder / name for name in COMPOSE if (folder / name).is_file()), None)
+    if file is None:
+        return Compose()
+    settings = load_yaml(file)
+    unknown = sorted(set(settings) - FILE_KEYS)
+    refuse(path, {f"{key!r} of docker compose": True for key in unknown})
+    services = {
+        name: _without_harness(table(table(settings, "services"), name))
+        for name in table(settings, "services")
+    }
+    main = next((name for name in MAIN if name in services), None)
+    if len(services) == 1:
+        [main] = services
+    refuse(path, {f"services without one named {' or '.join(MAIN)}": main is None})
+    assert main is not None, "it was refused"
+    agents = services[main]
+    return Compose(
+        build=_build(path, agents),
+        **_agents(path, agents),
+        services={
+            name: _service(path, folder, name, services[name])
+            for name in _order(path, services)
+            if name != main
+        },
+    )
+
+
+def _agents(path: Path, service: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables and folder of the agent's service, which runs no program of its own."""
+    volumes = service.get("volumes", ())
+    requests = {f"{name!r} of docker compose": True for name in sorted({*service} - KEYS)}
+    requests["an image without a build"] = "image" in service and "build" not in service
+    requests["a command that does more than wait"] = not _waits(service.get("command"))
+    requests["volumes"] = not all(_KNOWN_VOLUME.search(str(volume)) for volume in volumes)
+    refuse(path, requests)
+    return {"env": _environment(path, service), "folder": service.get("working_dir")}
+
+
+def _service(path: Path, folder: Path, name: str, service: Mapping[str, Any]) -> Service:
+    matching(_NAME, "the name of a service", name)
+    unknown = sorted({*service} - (KEYS - {"volumes"}) - {"healthcheck"})
+    refuse(path, {f"{key!r} of the service {name!r}": True for key in unknown})
+    dockerfile = None
+    image = _resolved(path, str(service.get("image", "")))
+    if "build" in service:
+        dockerfile = folder / _build(path, service)
+        inside = dockerfile.resolve().is_relative_to(path.resolve())
+        if not inside or not (dockerfile / DOCKERFILE).is_file():
+            raise JobFailure(f"the task {path.name} has no Dockerfile for its service {name!r}")
+        image = f"rollq-task:{digest(dockerfile)}"
+    command = service.get("command") or ()
+    words = shlex.split(command) if isinstance(command, str) else map(str, command)
+    place = SandboxSpec(
+        image=matching(IMAGE, f"the image of the service {name!r}", image),
+        dockerfile=dockerfile,
+        env=_environment(path, service),
+        folder=service.get("working_dir"),
+        command=tuple(_resolved(path, word) for word in words),
+    )
+    return Service(place=place, healthcheck=_healthcheck(path, table(service, "healthcheck")))
+
+
+def _build(path: Path, service: Mapping[str, Any]) -> str:
+    build = service.get("build", ".")
+    if not isinstance(build, dict):
+        build = {"context": build}
+    has_arguments = bool({*build} - {"context", "dockerfile"})
+    is_other_file = build.get("dockerfile", DOCKERFILE) != DOCKERFILE
+    refuse(path, {"a build with arguments": has_arguments or is_other_file})
+    return str(build.get("context", "."))
+
+
+def _order(path: Path, services: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
+    """The names of the services, those on which others depend first."""
+    needs = {name: service.get("depends_on") or {} for name, service in services.items()}
+    conditions = [
+        (settings or {}).get("condition", CONDITIONS[0])
+        for need in needs.values()
+        if isinstance(need, dict)
+        for settings in need.values()
+    ]
+    others = sorted({*conditions} - {*CONDITIONS})
+    refuse(path, {f"the condition {other!r} of a service": True for other in others})
+    missing = sorted({name for need in needs.values() for name in need} - {*services})
+    refuse(path, {f"the service {name!r}, which it does not describe": True for name in missing})
+    try:
+        return [*TopologicalSorter(needs).static_order()]
+    except CycleError as e:
+        raise JobFailure(f"the task {path.name} has services that wait for each other") from e
+
+
+def _healthcheck(path: Path, settings: Mapping[str, Any]) -> Healthcheck | None:
+    """As docker compose has it: the first check comes after one interval."""
+    test = settings.get("test", ["NONE"])
+    if settings.get("disable") or test == ["NONE"]:
+        return None
+    kind, *words = test if isinstance(test, list) else ["CMD-SHELL", test]
+    known = "test disable interval timeout start_period start_interval retries".split()
+    requests = {f"{key!r} of a healthcheck": True for key in sorted({*settings} - {*known})}
+    requests[f"a healthcheck by {kind!r}"] = kind not in ("CMD", "CMD-SHELL")
+    refuse(path, requests)
+    text = shlex.join(map(str, words)) if kind == "CMD" else " ".join(words)
+    interval_s = _duration(settings.get("interval", "30s"))
+    return Healthcheck(
+        command=_resolved(path, text),
+        interval_s=interval_s,
+        timeout_s=_duration(settings.get("timeout", "30s")),
+        start_period_s=_duration(settings.get("start_period", "0s")) + interval_s,
+        start_interval_s=min(_duration(settings.get("start_interval", "5s")), interval_s),
+        retries=int(settings.get("retries", 3)),
+    )
+
+
+def _duration(value: Any) -> float:
+    """Seconds of a text such as `1m30s`."""
+    parts = _DURATION.fullmatch(str(value))
+    if parts is None or not any(parts.groups()):
+        raise ValueError(f"a time is {value!r}, not as 1m30s")
+    hours, minutes, seconds, milliseconds = (float(part or 0) for part in parts.groups())
+    return hours * 3600 + minutes * 60 + seconds + milliseconds / 1000
+
+
+def _without_harness(service: Mapping[str, Any]) -> dict[str, Any]:
+    """The service without settings of the harness itself."""
+    kept = {}
+    for key, value in service.items():
+        if key == "volumes":
+            value = [volume for volume in value or () if not HARNESS.search(str(volume))]
+        if key in ("environment", "volumes") or not HARNESS.search(str(value)):
+            kept[key] = value
+    return kept
+
+
+def _waits(command: Any) -> bool:
+    """True if containers here, which stay up by themselves, do the same without the command."""
+    if command is None:
+        return True
+    words = command if isinstance(command, list) else [command]
+    return bool(_WAITING.fullmatch(" ".join(map(str, words))))
+
+
+def _environment(path: Path, service: Mapping[str, Any]) -> dict[str, str]:
+    """The service's variables, but for those of the harness itself."""
+    listed = service.get("environment") or {}
+    if isinstance(listed, list):
+        pairs = [text.partition("=") for text in listed]
+        listed = {name: value if equals else None for name, equals, value in pairs}
+    return variables(path, dict(_own(listed)))
+
+
+def _own(listed: Mapping[str, Json]) -> Iterator[tuple[str, Json]]:
+    for name, value in listed.items():
+        if value is None:  # that of the machine, as `${NAME}`
+            value = f"${{{name}}}"
+        if not HARNESS.search(str(value)):
+            yield name, value
+
+
+def _resolved(path: Path, text: str) -> str:
+    """The text with the defaults of its variables. `$$` is a dollar sign."""
+    parts = text.split("$$")
+    return "$".join(variables(path, {"text": part})["text"] for part in parts)
+
+
+def load_yaml(file: Path) -> dict[str, Any]:
+    try:
+        import yaml
+    except ImportError as e:
+        raise JobFailure(f"{file.name} needs the package pyyaml: {install_line('harbor')}") from e
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        """Only `true` and `false` are booleans, as for docker compose; `yes` and `off`
+        are texts.
+        """
+
+        yaml_implicit_resolvers: Mapping[str, Any] = {
+            letter: [
+                (tag, form)
+                for tag, form in resolvers
+                if letter in "tTfF" or not tag.endswith(":bool")
+            ]
+            for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    try:
+        settings = yaml.load(file.read_text(), Loader)
+    except yaml.YAMLError as e:
+        raise JobFailure(f"{file}: {e}") from e
+    if not isinstance(settings, dict):
+        raise JobFailure(f"{file} is no mapping")
+    return settings

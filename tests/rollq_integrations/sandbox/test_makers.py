@@ -1,0 +1,167 @@
+"""The tests that ship for makers of sandboxes: ours pass them, that of the page does, and they find
+the faults that a maker may have. Run `make test-containers` for those with containers.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from rollq.env import CommandResult, SandboxSpec
+from rollq.errors import ForOtherWorkers, JobFailure, RolloutFailure
+from rollq_integrations.sandbox import Bubblewrap, Limits, make_sandbox
+from rollq_integrations.sandbox import sandbox_tests as module
+from rollq_integrations.sandbox.sandbox_tests import SandboxTests, sandbox_tests
+from tests import bubblewrap, container_engine
+from tests.conftest import REPO
+from tests.container_engine import IMAGE, containers
+from tests.packages import install
+
+PAGE = (REPO / "docs/sandboxes.md").read_text()
+FILES = dict(re.findall(r"`([\w.]+)`[^`]*:\n\n```\w+\n(.*?)```", PAGE, re.DOTALL))
+"""The files of the page, by name."""
+CONTAINERS = [pytest.mark.containers, pytest.mark.timeout(600), container_engine.UNCLOSED]
+
+
+def bubblewraps() -> list[str]:
+    listed = subprocess.run(
+        ["ps", "-A", "-ww", "-o", "pid=,args="], capture_output=True, text=True, check=True
+    ).stdout
+    return [line.split()[0] for line in listed.splitlines() if " --hostname sandbox " in line]
+
+
+@pytest.fixture(scope="module")
+def bwrap() -> None:
+    bubblewrap.require()
+
+
+@pytest.fixture(scope="class")
+def served() -> Iterator[None]:
+    with container_engine.served():
+        yield
+
+
+class TestBubblewrap(sandbox_tests("bubblewrap", SandboxSpec(), bubblewraps)):
+    pytestmark = pytest.mark.usefixtures("bwrap")
+
+
+class TestContainers(sandbox_tests("containers", SandboxSpec(image=IMAGE), containers)):
+    pytestmark: ClassVar = [*CONTAINERS, pytest.mark.usefixtures("served")]
+
+
+@pytest.mark.containers
+@pytest.mark.timeout(900)
+def test_the_pages_pods_pass(tmp_path: Path) -> None:
+    """Written from the page alone, with a kubectl that starts containers."""
+    project = tomllib.loads(FILES["pyproject.toml"])["project"]
+    install(tmp_path, project["name"], project["entry-points"], my_pods=FILES["my_pods.py"])
+    assert len(FILES["my_pods.py"].splitlines()) <= 120
+    test = FILES["test_my_pods.py"].replace("docker.io/library/python:3.11-slim", IMAGE)
+    (tmp_path / "test_my_pods.py").write_text(test)
+    cluster = Path(__file__).parent / "cluster"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_pods.py"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(tmp_path),
+            "PATH": f"{cluster}:{os.environ['PATH']}",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert " 14 passed" in f" {done.stdout.splitlines()[-1]}", done.stdout
+
+
+class Deaf(Bubblewrap):
+    """A faulty sandbox: it never ends a command by its time."""
+
+    def run(self, command: Sequence[str], **options: Any) -> CommandResult:
+        return super().run(command, **{**options, "seconds": 20.0})
+
+
+class Open(Bubblewrap):
+    """One that gives away the worker's variables."""
+
+    def run(self, command: Sequence[str], **options: Any) -> CommandResult:
+        return super().run(command, **{**options, "env": {**os.environ, **options.get("env", {})}})
+
+
+class Rude(Bubblewrap):
+    """One that raises where a command cannot run."""
+
+    def run(self, command: Sequence[str], **options: Any) -> CommandResult:
+        result = super().run(command, **options)
+        if result.code == 126:
+            raise RolloutFailure(result.output)
+        return result
+
+
+class Lazy(Bubblewrap):
+    """One that is left when it is closed."""
+
+    def close(self) -> None:
+        LEFT.append(self)
+
+
+class Vague(Bubblewrap):
+    """One whose missing files are empty."""
+
+    def download(self, path: str) -> bytes:
+        try:
+            return super().download(path)
+        except FileNotFoundError:
+            return b""
+
+
+LEFT: list[Bubblewrap] = []
+CLOSED = "test_nothing_is_left_when_it_is_closed"
+
+
+@pytest.mark.usefixtures("bwrap")
+@pytest.mark.parametrize(
+    ("kind", "test"),
+    [
+        (Deaf, "test_a_command_that_takes_too_long_is_stopped"),
+        (Open, "test_variables_are_those_of_the_command_alone"),
+        (Rude, "test_commands_that_cannot_run_are_no_failure"),
+        (Lazy, CLOSED),
+        (Vague, "test_what_cannot_be_downloaded"),
+    ],
+)
+def test_a_faulty_maker_is_found(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Bubblewrap], test: str
+) -> None:
+    monkeypatch.setattr(module, "make_sandbox", lambda name, spec: kind(Limits(seconds=5)))
+    monkeypatch.setattr(module, "GONE_S", 3.0)
+    tests = sandbox_tests("faulty", SandboxSpec(), bubblewraps)()
+    assert isinstance(tests, SandboxTests)
+    try:
+        with pytest.raises((AssertionError, RolloutFailure)):
+            getattr(tests, test)()
+    finally:
+        while LEFT:
+            Bubblewrap.close(LEFT.pop())
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "error", "says"),
+    [
+        ("none", SandboxSpec(), ForOtherWorkers, "a maker of sandboxes 'none'; there are bubble"),
+        ("containers", SandboxSpec(), JobFailure, "a container needs an image"),
+        ("bubblewrap", SandboxSpec(image="x", network=True), JobFailure, "its image, network"),
+    ],
+)
+def test_what_no_maker_makes(
+    name: str, spec: SandboxSpec, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        make_sandbox(name, spec)

@@ -1,0 +1,101 @@
+"""A tunnel through a program `ssh` that leads to sockets of this machine."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollq_integrations.sandbox.containers.tunnel import Tunnel
+from tests.waiting import until
+
+SSH = (
+    f"#!{sys.executable}"
+    + """
+import os, socket, sys, threading
+
+target, command = sys.argv[-2:]
+forward = sys.argv[sys.argv.index('-L') + 1]
+inner, outer = forward.split(":")
+if target != "me@there" or command != "cat" or "-p" not in sys.argv:
+    sys.exit(f"cannot reach {target}")
+open({pids!r}, "a").write(f"{os.getpid()}\\n")
+server = socket.socket(socket.AF_UNIX)
+server.bind(inner)
+server.listen()
+
+
+def serve():
+    while True:
+        here, there = server.accept()[0], socket.socket(socket.AF_UNIX)
+        there.connect(outer)
+        here.sendall(there.recv(100))
+
+
+threading.Thread(target=serve, daemon=True).start()
+sys.stdin.read()
+"""
+)
+
+
+@pytest.fixture
+def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file with the numbers of the programs `ssh` that began."""
+    pids = tmp_path / "pids"
+    (tmp_path / "ssh").write_text(SSH.replace("{pids!r}", repr(str(pids))))
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return pids
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[str]:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "engine"))
+        server.listen()
+        yield str(tmp_path / "engine")
+
+
+def reaches(tunnel: Tunnel) -> bool:
+    tunnel.open()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(tunnel.address.removeprefix("unix://"))
+        return True
+
+
+def runs(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_it_opens_again_where_it_has_ended(pids: Path, engine: str) -> None:
+    tunnel = Tunnel(f"ssh://me@there:22{engine}")
+    assert reaches(tunnel) and reaches(tunnel)
+    [first] = map(int, pids.read_text().split())
+    os.kill(first, signal.SIGKILL)
+    until(lambda: not runs(first), 10)
+    assert reaches(tunnel) and len(pids.read_text().split()) == 2
+    tunnel.close()
+    assert not any(runs(int(pid)) for pid in pids.read_text().split())
+
+
+def test_it_ends_with_its_worker(pids: Path, engine: str) -> None:
+    code = (
+        "import os, signal\nfrom rollq_integrations.sandbox.containers.tunnel import Tunnel\n"
+        f"tunnel = Tunnel('ssh://me@there:22{engine}')\ntunnel.open()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False)
+    [ssh] = map(int, pids.read_text().split())
+    until(lambda: not runs(ssh), 10)
+
+
+def test_it_says_why_it_does_not_open(pids: Path) -> None:
+    with pytest.raises(ConnectionError, match="cannot reach elsewhere"):
+        Tunnel("ssh://elsewhere").open()

@@ -28,6 +28,7 @@ def test_everything_said(monkeypatch: pytest.MonkeyPatch) -> None:
         "TEMPLATE": "qwen3",
         "CONCURRENCY": "7",
         "USER_ENDPOINTS": "local=http://u:8000/v1/ ; far=https://x/v1,key_file=/run/key;",
+        "MODEL_ENGINES": "large=http://a:1/,file:/b; small=redis:fleet;",
         "ALIVE_FILE": "/tmp/alive",
     }.items():
         monkeypatch.setenv(f"ROLLQ_{name}", value)
@@ -39,6 +40,7 @@ def test_everything_said(monkeypatch: pytest.MonkeyPatch) -> None:
         "local": Endpoint("http://u:8000/v1"),
         "far": Endpoint("https://x/v1", Path("/run/key")),
     }
+    assert found.model_engines == {"large": ("http://a:1", "file:/b"), "small": ("redis:fleet",)}
     assert found.alive_file == Path("/tmp/alive")
     monkeypatch.setenv("ROLLQ_BROKER_URL", "amqp://b")
     assert Settings.from_env(redis_url="redis://other").broker_url == "amqp://b"
@@ -102,6 +104,11 @@ def test_a_file_without_an_address(
         ("USER_ENDPOINTS", "http://h/v1,api-key=sk-SECRET"),
         ("USER_ENDPOINTS", "http://h/v1,sk-SECRET"),
         ("USER_ENDPOINTS", "a=http://h/v1,key_file="),
+        ("MODEL_ENGINES", "http://h:1"),
+        ("MODEL_ENGINES", "a="),
+        ("MODEL_ENGINES", "a b=http://h:1"),
+        ("MODEL_ENGINES", "a=http://h:1;a=http://h:2"),
+        ("MODEL_ENGINES", "a=redis://:SECRET@h:6379"),
     ],
 )
 def test_what_cannot_be_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:

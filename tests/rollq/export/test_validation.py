@@ -16,7 +16,7 @@ from rollq.export.record import record
 from rollq.export.validation import faults
 from rollq.trajectory_extras import Extra
 from tests.rollq.export.trajectories import played, sound, sound_traces
-from tests.rollq.token_rows import Trace
+from tests.rollq.token_rows import Trace, scored
 
 Record = dict[str, Any]
 Draw = Callable[[Any], Any]
@@ -206,3 +206,23 @@ def test_extras_are_checked(odd: Any) -> None:
     assert exported["extras"] == {"a": EXTRA} and faults(exported) == []
     [fault] = faults(exported | {"extras": odd})
     assert "extra" in fault
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record.update(teacher_logprobs={}),
+        lambda record: record["teacher_logprobs"].update(code=[]),
+        lambda record: record["teacher_logprobs"]["math"].pop(),
+        lambda record: record["teacher_logprobs"]["math"].reverse(),
+        lambda record: record["teacher_logprobs"].update(math="x"),
+    ],
+)
+def test_a_teachers_logprobs_are_checked(change: Callable[[dict[str, Any]], object]) -> None:
+    trajectory = scored(sound([(3, [([2], 1), ([1], 0)])]), "math")
+    job = replace(trajectory.job, teachers={"math": {}})
+    exported = record(replace(trajectory, job=job))
+    assert faults(exported) == []
+    change(exported)
+    found = faults(exported)
+    assert found and all("teacher" in fault for fault in found)

@@ -16,6 +16,8 @@ from tests.rollq.samples import claim, group, play, reader
 
 JOB = "r/g/0"
 EXPERTS = Extra(dtype="int32", shape=(2, 3), data=array("i", range(6)).tobytes())
+SAMPLED = 4
+"""Sampled tokens of an episode."""
 TOP_P = Extra(dtype="uint32", shape=(4,), data=array("I", range(4)).tobytes())
 
 
@@ -116,3 +118,26 @@ def test_damage_costs_its_job_alone(ledger: Ledger) -> None:
     first, second = reader(ledger).read([JOB, "r/g/1"], ["a"])
     assert isinstance(first, ContractError) and "job r/g/0: extras: WRONGTYPE" in str(first)
     assert not isinstance(second, ContractError) and second.extras == {"a": TOP_P}
+
+
+def scores(count: int) -> Extra:
+    return Extra(dtype="float32", shape=(count,), data=array("f", [-0.5] * count).tobytes())
+
+
+def test_a_teachers_logprobs_come_without_being_asked_for(ledger: Ledger) -> None:
+    ledger.submit(group(teachers={"math": {}}))
+    play(ledger, JOB, **{"teacher/math": scores(SAMPLED)})
+    [trajectory] = reader(ledger).read([JOB])
+    assert not isinstance(trajectory, ContractError)
+    logprobs = trajectory.teacher_logprobs["math"]
+    assert [*logprobs] == [-0.5 * sampled for sampled in trajectory.mask]
+
+
+@pytest.mark.parametrize("extras", [{}, {"teacher/math": scores(SAMPLED - 1)}])
+def test_a_trajectory_without_them_is_never_delivered(
+    ledger: Ledger, extras: dict[str, Extra]
+) -> None:
+    ledger.submit(group(teachers={"math": {}}))
+    play(ledger, JOB, **extras)
+    [error] = reader(ledger).read([JOB])
+    assert "job r/g/0: the logprobs of the teacher 'math' are not there" in str(error)

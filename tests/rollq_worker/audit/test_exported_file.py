@@ -37,3 +37,35 @@ def test_a_file_that_is_none(tmp_path: Path, text: object, said: str) -> None:
     with pytest.raises(ContractError, match=r"x\.jsonl:2") as caught:
         list(read(path))
     assert said in str(caught.value)
+
+
+TAUGHT = record(
+    teachers={"math": {"model": "large"}, "ours": {"adapter": "math@3"}, "told": {"prefix": "x"}},
+    info={"teachers": {"math": "v7", "ours": "math@3", "told": "v7"}},
+)
+TAUGHT["teacher_logprobs"] = {
+    name: [-0.5 * m for m in TAUGHT["mask"]] for name in TAUGHT["teachers"]
+}
+
+
+@pytest.mark.parametrize(
+    ("teacher", "adapter", "version"), [("math", "", "v7"), ("ours", "math", "3")]
+)
+def test_a_teacher_is_read_as_if_it_had_sampled(
+    tmp_path: Path, teacher: str, adapter: str, version: str
+) -> None:
+    line = {**TAUGHT, "sampling": {"temperature": 0.7, "top_p": 0.9}}
+    [read_as] = read(write_file(tmp_path, line), teacher)
+    assert list(read_as.logprobs) == TAUGHT["teacher_logprobs"][teacher]
+    assert {read_as.versions[i] for i, m in enumerate(read_as.mask) if m} == {version}
+    assert {*read_as.adapters} == {adapter} and not read_as.sampling
+    assert {c.temperature for c in read_as.conditions.values()} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("teacher", "says"),
+    [("code", "no logprobs of a teacher 'code'; there are math, ours, told"), ("told", "a prefix")],
+)
+def test_a_teacher_that_cannot_be_audited_is_named(tmp_path: Path, teacher: str, says: str) -> None:
+    with pytest.raises(ContractError, match=says):
+        list(read(write_file(tmp_path, TAUGHT), teacher))

@@ -192,8 +192,6 @@ def _parse(text: bytes, where: str, teacher: str) -> ExportedTrajectory:
         raise ContractError(f"{where} is not an exported trajectory: {'; '.join(problems)}")
     try:
         trajectory = _trajectory(record, len(text))
-        if teacher:
-            trajectory = _of_teacher(trajectory, record, teacher, where)
         temperatures = {conditions.temperature for conditions in trajectory.conditions.values()}
     except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as e:
         raise ContractError(
@@ -204,7 +202,7 @@ def _parse(text: bytes, where: str, teacher: str) -> ExportedTrajectory:
             raise ContractError(
                 f"{where} is not an exported trajectory: its temperature is {temperature}"
             )
-    return trajectory
+    return _of_teacher(trajectory, record, teacher, where) if teacher else trajectory
 
 
 def _trajectory(record: Mapping[str, Json], size: int) -> ExportedTrajectory:

@@ -34,9 +34,9 @@ HARNESS = re.compile(
     r"T_BENCH|\$\{(CONTEXT_DIR|MAIN_IMAGE_NAME|CPUS|MEMORY|NETWORK_MODE|TEST_DIR|(HOST|ENV)_\w+_PATH)"
 )
 """Settings of the harness itself, which are carried out in another way here."""
-FILE_KEYS = frozenset(("version", "name", "services"))
+FILE_KEYS = frozenset(("version", "name", "services", "networks", "volumes"))
 KEYS = frozenset(
-    "build image container_name command volumes environment working_dir expose ports "
+    "build image container_name command volumes networks environment working_dir expose ports "
     "depends_on".split()
 )
 """Keys of a service that are carried out, or change nothing here."""
@@ -76,6 +76,7 @@ def read_compose(path: Path, folder: Path) -> Compose:
         name: _without_harness(table(table(settings, "services"), name))
         for name in table(settings, "services")
     }
+    _check_shared(path, settings, services)
     main = next((name for name in MAIN if name in services), None)
     if len(services) == 1:
         [main] = services
@@ -93,20 +94,39 @@ def read_compose(path: Path, folder: Path) -> Compose:
     )
 
 
+def _check_shared(
+    path: Path, settings: Mapping[str, Any], services: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Raises JobFailure for networks and volumes that mean more than one loopback, and a disk for
+    each service. One network of all and a volume of one service do not.
+    """
+    requests = {}
+    for kind in ("networks", "volumes"):
+        for name, own in table(settings, kind).items():
+            is_plain = (own or {}) in ({}, {"driver": "bridge"}, {"driver": "local"})
+            requests[f"settings of {kind} ({name!r})"] = not is_plain
+    networks = {str(service.get("networks") or ["default"]) for service in services.values()}
+    listed = [str(volume) for service in services.values() for volume in service.get("volumes", ())]
+    for volume in listed:
+        source = volume.partition(":")[0]
+        uses = sum(other.partition(":")[0] == source for other in listed)
+        is_own = source in table(settings, "volumes") and uses == 1
+        requests[f"volumes ({volume})"] = not is_own and not _KNOWN_VOLUME.search(volume)
+    refuse(path, {**requests, "several networks": len(networks) > 1})
+
+
 def _agents(path: Path, service: Mapping[str, Any]) -> dict[str, Any]:
     """Variables and folder of the agent's service, which runs no program of its own."""
-    volumes = service.get("volumes", ())
     requests = {f"{name!r} of docker compose": True for name in sorted({*service} - KEYS)}
     requests["an image without a build"] = "image" in service and "build" not in service
     requests["a command that does more than wait"] = not _waits(service.get("command"))
-    requests["volumes"] = not all(_KNOWN_VOLUME.search(str(volume)) for volume in volumes)
     refuse(path, requests)
     return {"env": _environment(path, service), "folder": service.get("working_dir")}
 
 
 def _service(path: Path, folder: Path, name: str, service: Mapping[str, Any]) -> Service:
     matching(_NAME, "the name of a service", name)
-    unknown = sorted({*service} - (KEYS - {"volumes"}) - {"healthcheck"})
+    unknown = sorted({*service} - KEYS - {"healthcheck"})
     refuse(path, {f"{key!r} of the service {name!r}": True for key in unknown})
     dockerfile = None
     image = _resolved(path, str(service.get("image", "")))

@@ -446,6 +446,8 @@ def test_steps(tmp_path: Path) -> None:
 
 SERVICES = """
 name: a-task
+networks: {all: {driver: bridge}}
+volumes: {data: }
 services:
   main:
     build: {context: "${CONTEXT_DIR}"}
@@ -455,10 +457,12 @@ services:
     volumes: ["${HOST_AGENT_LOGS_PATH}:${ENV_AGENT_LOGS_PATH}"]
     deploy: {resources: {limits: {cpus: "${CPUS}"}}}
     depends_on: {api: {condition: service_healthy}}
+    networks: [all]
   api:
     build: ./api
     command: python3 -m http.server "80"
     ports: ["8080:80"]
+    networks: [all]
     depends_on: [db]
     healthcheck:
       test: [CMD, curl, -f, "http://localhost/a b"]
@@ -466,6 +470,8 @@ services:
       retries: 7
   db:
     image: redis:${VERSION:-7}
+    volumes: ["data:/var/lib/redis"]
+    networks: [all]
     environment: {A: "1"}
     healthcheck: {test: "ping $$HOST", interval: 500ms, timeout: 3s, start_period: 1h}
 """
@@ -501,7 +507,9 @@ def test_services_of_docker_compose(tmp_path: Path) -> None:
     [
         ("{services: {a: {}, b: {}}}", "asks for services without one named main or client"),
         ("{services: {main: }}", "main is a NoneType, not a table"),
-        ("{services: {main: {}}, networks: {a: }}", "asks for 'networks' of docker compose"),
+        ("{services: {main: {}}, secrets: {a: }}", "asks for 'secrets' of docker compose"),
+        ("{services: {main: {}}, networks: {a: {internal: true}}}", "settings of networks .'a'."),
+        ("{services: {main: {}, db: {image: x, networks: [b]}}}", "asks for several networks"),
         ("{services: {main: {privileged: true}}}", "asks for 'privileged' of docker compose"),
         ("{services: {main: {build: ./other}}}", "asks for another build of its main service"),
         ("{services: {main: {image: x}}}", "asks for an image without a build"),
@@ -509,7 +517,13 @@ def test_services_of_docker_compose(tmp_path: Path) -> None:
             "{services: {main: {}, db: {image: x, restart: always}}}",
             "'restart' of the service 'db'",
         ),
-        ("{services: {main: {}, db: {image: x, volumes: [a]}}}", "'volumes' of the service 'db'"),
+        ("{services: {main: {}, db: {image: x, volumes: ['a:/a']}}}", "asks for volumes .a:/a."),
+        ("{services: {main: {}, db: {image: x, volumes: [{type: bind}]}}}", "asks for volumes"),
+        (
+            "{services: {main: {volumes: ['a:/a']}, db: {image: x, volumes: ['a:/b']}},"
+            " volumes: {a: }}",
+            "asks for volumes .a:/a. and volumes .a:/b.",
+        ),
         ("{services: {main: {}, db: {build: ../..}}}", "no Dockerfile for its service 'db'"),
         ("{services: {main: {}, db: {build: {context: ., args: {A: 1}}}}}", "build with arguments"),
         ("{services: {main: {}, db: {}}}", "the image of the service 'db' cannot be ''"),

@@ -141,6 +141,8 @@ class LedgerReader:
         if state.journal:
             header = state.journal[0]
         trajectory = ended_by(read_trajectory(state.job, header, state.journal[1:]), state.attempt)
+        if state.state is State.DONE:
+            return self._with_scores(trajectory)
         if state.state is not State.DEAD or trajectory.closed:
             return trajectory
         failure = state.failure or FailureClass.JOB
@@ -151,6 +153,17 @@ class LedgerReader:
             info={"reason": state.reason, "failures": dict(state.failures)},
         )
         return replace(trajectory, events=[*trajectory.events, closed])
+
+    def _with_scores(self, trajectory: Trajectory) -> Trajectory:
+        """The trajectory with its teachers' logprobs. Raises ContractError."""
+        names = list(_teachers_scores([trajectory]))
+        if not names:
+            return trajectory
+        [extras] = read_extras(self.scripts, [trajectory.job.id], names)
+        scored = _with_extras(trajectory, extras)
+        if isinstance(scored, ContractError):
+            raise scored
+        return scored
 
     def _set_aside(self, job: Job, state: JobState, attempt: int) -> Trajectory:
         if attempt not in state.set_aside:

@@ -5,6 +5,7 @@ import signal
 import time
 
 from rollq.processes.child import Child
+from rollq.processes.embedded_redis import free_port
 from tests.chaos.engine_proxy import GARBAGE, GENERATE
 from tests.chaos.fault_run import FaultRun
 from tests.chaos.rows import row
@@ -28,6 +29,36 @@ def kill(run: FaultRun) -> None:
         )
         run.restart_engine()
         run.measure_recovery(run.progress(), "turns after the engine's return", 40)
+    run.check_no_failures()
+
+
+@row("teacher-kill")
+def teacher(run: FaultRun) -> None:
+    """The engine of a teacher is killed while it scores, twice, and Redis in between."""
+    port = str(free_port())
+
+    def start() -> Child:
+        return run.start_command("teacher", "engine", "--port", port, "--latency", "0.5")
+
+    run.start_processes(latency=0.3, workers=())
+    engine = start()
+    models = {"ROLLQ_MODEL_ENGINES": f"large=http://127.0.0.1:{port}"}
+    for slots in (8, 4):
+        run.start_worker(slots, env=models)
+    run.submit(10, 3, "--set", 'teachers.math={"model": "large"}')
+    for faulty in ("teacher", "redis", "teacher"):
+        ended = run.ended()
+        run.wait(lambda ended=ended: run.ended() > ended, "an episode with its scores", 60)  # type: ignore[misc]
+        if faulty == "redis":
+            run.send_signal(run.redis)
+            time.sleep(run.rng.uniform(0.5, 4.0))
+            run.start_redis()
+        else:
+            run.send_signal(engine)
+            time.sleep(run.rng.uniform(1.0, 5.0))
+            engine = start()
+        ended = run.ended()
+        run.measure_recovery(lambda ended=ended: run.ended() > ended, "an episode's end", 60)  # type: ignore[misc]
     run.check_no_failures()
 
 

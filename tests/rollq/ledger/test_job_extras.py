@@ -127,10 +127,10 @@ def scores(count: int) -> Extra:
 def test_a_teachers_logprobs_come_without_being_asked_for(ledger: Ledger) -> None:
     ledger.submit(group(teachers={"math": {}}))
     play(ledger, JOB, **{"teacher/math": scores(SAMPLED)})
-    [trajectory] = reader(ledger).read([JOB])
-    assert not isinstance(trajectory, ContractError)
-    logprobs = trajectory.teacher_logprobs["math"]
-    assert [*logprobs] == [-0.5 * sampled for sampled in trajectory.mask]
+    for trajectory in (*reader(ledger).read([JOB]), reader(ledger).trajectory(JOB)):
+        assert not isinstance(trajectory, ContractError)
+        logprobs = trajectory.teacher_logprobs["math"]
+        assert [*logprobs] == [-0.5 * sampled for sampled in trajectory.mask]
 
 
 @pytest.mark.parametrize("extras", [{}, {"teacher/math": scores(SAMPLED - 1)}])
@@ -140,4 +140,7 @@ def test_a_trajectory_without_them_is_never_delivered(
     ledger.submit(group(teachers={"math": {}}))
     play(ledger, JOB, **extras)
     [error] = reader(ledger).read([JOB])
-    assert "job r/g/0: the logprobs of the teacher 'math' are not there" in str(error)
+    says = "job r/g/0: the logprobs of the teacher 'math' are not there"
+    assert says in str(error)
+    with pytest.raises(ContractError, match=says):
+        reader(ledger).trajectory(JOB)

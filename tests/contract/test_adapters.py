@@ -3,6 +3,7 @@
 import json
 import subprocess
 import textwrap
+from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -21,7 +22,9 @@ from rollq.servers.connection import connect
 from rollq.trajectory import Trajectory
 from rollq.weights import Fleet
 from rollq_worker.agents.known_agents import FILES, add_file
+from rollq_worker.engine.pool import EnginePool
 from rollq_worker.process.job_task import JobRunner
+from rollq_worker.protocols import Adapter, Generated, SampleRequest, Scoring
 from tests.contract.conftest import (
     Server,
     installed,
@@ -267,3 +270,38 @@ def test_two_runs_are_sampled_by_their_published_versions_as_the_audit_proves(
         lora.load("code@0", "1")
         found = audit(tmp_path / "code.jsonl", lora, capsys)
         assert found["verdict"] == "bad" and found["mean_abs"] > 0.1, found
+
+
+def test_a_teacher_may_be_an_adapter_of_the_same_engine(lora: Serving) -> None:
+    """Its scores are the logprobs with which the adapter samples, and not the policy's."""
+    for version in ("1", "2"):
+        assert lora.load(f"taught@{version}", version).status_code == 200
+    engine = EnginePool([lora.server.url])
+    prompt = array("I", lora.server.prompt())
+
+    def ask(ids: "array[int]", adapter: Adapter | None, **more: Any) -> Generated:
+        request = SampleRequest(
+            ids=ids,
+            sampling={"ignore_eos": True},
+            key="r/g/0",
+            check=lambda: None,
+            adapter=(lambda: adapter) if adapter else None,
+            **{"max_new_tokens": 1, **more},
+        )
+        return engine.generate(request)
+
+    sampled = ask(prompt, Adapter("taught", "2"), max_new_tokens=40)
+    scoring = Scoring(start=len(prompt) - 1)
+    differences = {}
+    for adapter in (Adapter("taught", "2"), Adapter("taught", "1"), None):
+        scores = ask(prompt + sampled.ids, adapter, scoring=scoring).scores
+        assert scores is not None and len(scores.logprobs) == 40
+        pairs = zip(scores.logprobs, sampled.logprobs, strict=True)
+        differences[adapter] = max(abs(score - logprob) for score, logprob in pairs)
+    engine.close()
+    print(differences)
+    assert (
+        differences[Adapter("taught", "2")]
+        < 0.1
+        < min(differences[Adapter("taught", "1")], differences[None])
+    )

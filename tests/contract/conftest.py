@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import requests
@@ -31,6 +31,7 @@ from tests.contract.gated_engine import Gate
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rollq"
 START_S = 400
+SGLANG_VENV = Path(os.environ.get("ROLLQ_SGLANG_VENV", CACHE / "sglang"))
 VLLM_VENV = Path(os.environ.get("ROLLQ_VLLM_VENV", CACHE / "vllm"))
 WIDE_HEADS = """
 import runpy, sys, transformers
@@ -64,6 +65,8 @@ class Server:
     """None for a server that was running before the tests."""
     gate: Gate | None = None
     """Where its generations stop; a real server has none."""
+    venv: ClassVar[Path] = SGLANG_VENV
+    """Where a real server of this kind is installed, with torch and transformers."""
 
     @property
     def real(self) -> bool:
@@ -123,6 +126,8 @@ class Server:
 
 class VllmServer(Server):
     """A real vLLM server."""
+
+    venv: ClassVar[Path] = VLLM_VENV
 
     @property
     def real(self) -> bool:
@@ -296,9 +301,10 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @contextmanager
-def vllm(log: Path, *flags: str) -> Iterator[Server]:
-    """The real vLLM server."""
-    scripts, model = vllm_installed()
+def vllm(log: Path, *flags: str, model: Path | None = None) -> Iterator[Server]:
+    """The real vLLM server, of the tiny model or another one."""
+    scripts, tiny = vllm_installed()
+    model = model or tiny
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [str(scripts / "serve.sh"), str(VLLM_VENV), str(model), str(port), *flags]
     with running(command, url, START_S, log, "/health") as process:
@@ -353,7 +359,7 @@ def server_scripts(folder: str, given_by: str) -> Path:
 
 def installed(scripts: Path) -> tuple[Path, Path]:
     """The server's environment and model, made on first use (minutes)."""
-    venv = Path(os.environ.get("ROLLQ_SGLANG_VENV", CACHE / "sglang"))
+    venv = SGLANG_VENV
     model = Path(os.environ.get("ROLLQ_SGLANG_MODEL", CACHE / "tiny"))
     with one_at_a_time():
         subprocess.run(

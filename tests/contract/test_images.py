@@ -69,8 +69,8 @@ def load(folder: Path) -> Tokenizer:
 
 def made(kind: str, venv: Path, text_model: Path) -> Path:
     """The model of that kind, made on first use."""
-    model = CACHE / f"tiny-{kind}"
-    template = CACHE / f"tiny-{kind}.jinja"
+    model = CACHE / f"{text_model.name}-{kind}"
+    template = CACHE / f"{text_model.name}-{kind}.jinja"
     template.write_text(vision_template())
     if not (model / "preprocessor_config.json").exists():
         command = [

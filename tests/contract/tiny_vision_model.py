@@ -37,10 +37,11 @@ def text_config(small: Any) -> dict[str, Any]:
         "num_attention_heads",
     )
     names += ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "hidden_act")
+    pairs = small.hidden_size // small.num_attention_heads // 2
     rope = {
         "rope_theta": small.rope_parameters["rope_theta"],
         "rope_type": "default",
-        "mrope_section": [2, 3, 3],
+        "mrope_section": [pairs // 4, pairs * 3 // 8, pairs * 3 // 8],
     }
     ends = {"eos_token_id": small.eos_token_id, "bos_token_id": small.bos_token_id}
     return {name: getattr(small, name) for name in names} | {"rope_parameters": rope} | ends

@@ -75,7 +75,7 @@ class Recorder:
     def record(self, request: web.Request, body: bytes, status: int, reply: bytes) -> None:
         sent, answered = _json(body), _json(reply)
         if request.path == VLLM:
-            sent |= {"input_ids": sent["token_ids"], "rid": sent["request_id"]}
+            sent |= {"input_ids": sent["token_ids"], "rid": sent.get("request_id", "")}
             answered = _as_sglang(answered) if status == 200 else answered
         line = {
             "headers": dict(request.headers),

@@ -1,5 +1,5 @@
-"""A perfect policy plays the shop to reward 1 through every kind of chat template, alone and on a
-real SGLang server.
+"""A perfect policy plays the shop to reward 1 through every kind of chat template, alone and on
+real SGLang and vLLM servers.
 
 ROLLQ_TEST_TEMPLATES names a folder of further templates (`*.jinja`), such as the real ones of
 models.
@@ -20,7 +20,7 @@ from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.bridge_comparison import Match
 from rollq_worker.tokens.selfcheck.check import NEEDED
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer
-from tests.contract.conftest import Server
+from tests.contract.conftest import ONLY_REAL, VLLM, Server
 from tests.contract.played_templates import ROWS, on_qwen, play_template
 from tests.rollq_worker.tokens.family_habits import ALL_HABITS
 
@@ -70,12 +70,12 @@ class TestAlone:
 
 
 @pytest.fixture
-def connect(sglang_server: Server) -> Iterator[Connect]:
+def connect(server: Server) -> Iterator[Connect]:
     with ExitStack() as opened:
 
         def engine(renderer: ChatRenderer) -> Engine:
             found = EngineClient(
-                sglang_server.url, stop_ids=renderer.stop_ids, vocab_size=renderer.vocab_size
+                server.url, stop_ids=renderer.stop_ids, vocab_size=renderer.vocab_size
             )
             opened.callback(found.close)
             return found
@@ -83,8 +83,7 @@ def connect(sglang_server: Server) -> Iterator[Connect]:
         yield engine
 
 
-@pytest.mark.sglang
-@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("server", [*ONLY_REAL, VLLM], indirect=True)
 @pytest.mark.parametrize("name", ["bundled", *FORMATS, *REAL])
 def test_a_perfect_episode_on_the_server(connect: Connect, name: str) -> None:
     assert_perfect(play_template(tokenizer_of(name), connect, every=name == "bundled"))

@@ -165,7 +165,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--sglang", type=Path, help="the folder of a virtual environment with SGLang in it"
     )
     parser.add_argument(
-        "--engine", help="an SGLang server that runs, of a model of the shape of OUT/start"
+        "--engine", help="an SGLang or vLLM server that runs, of a model of the shape of OUT/start"
     )
 
 

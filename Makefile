@@ -48,7 +48,7 @@ test-redis: $(VENV)/.packages
 	$(BIN)/python -m tests.redis_servers $(ARGS)
 
 test-trainers: $(VENV)/.trainers  ## the tests with torch, real trainers and models that learn
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "trainers and not sglang" $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "trainers and not sglang and not vllm" $(ARGS)
 
 # The tests with the real package verifiers, which wants other versions of much; those of MCP servers with its mcp 2.0, too.
 VERIFIERS_TESTS := tests/rollq_integrations/verifiers tests/e2e/test_verifiers.py
@@ -87,7 +87,7 @@ test-sglang: $(VENV)/.trainers
 	$(BIN)/python -m pytest -q -m sglang $(ARGS)
 
 # The same on the real vLLM. Give one with ROLLQ_TEST_VLLM_URL and ROLLQ_TEST_TOKENIZER; see docs/engine.md.
-test-vllm: $(VENV)/.test
+test-vllm: $(VENV)/.trainers
 	$(BIN)/python -m pytest -q -m vllm $(ARGS)
 
 # The fault suite. ARGS="--seeds 3", "--row NAME", "--storm 120"; see docs/chaos.md.

@@ -15,7 +15,7 @@ from rollq.training.arrays import PaddedArrays
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer
 
 CONTEXT = 1024
-WIDTH, LAYERS, HEADS = 64, 2, 4
+WIDTH, LAYERS, HEADS, TIED = 64, 2, 4, True
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 TEMPLATE = "chat_template.jinja"
 
@@ -38,7 +38,7 @@ def make(tokenizer: Tokenizer, seed: int, context: int = CONTEXT) -> PreTrainedM
         num_key_value_heads=HEADS,
         head_dim=WIDTH // HEADS,
         max_position_embeddings=context,
-        tie_word_embeddings=True,
+        tie_word_embeddings=TIED,
         eos_token_id=list(tokenizer.eos_ids),
         dtype="float32",
     )

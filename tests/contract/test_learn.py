@@ -1,5 +1,5 @@
-"""A model's folder learns the shop on a real SGLang server: warm start, two steps, an evaluation
-before and after, and an audit of what the last policy played.
+"""A model's folder learns the shop on a real SGLang or vLLM server: warm start, two steps, an
+evaluation before and after, and an audit of what the last policy played.
 """
 
 import json
@@ -9,26 +9,40 @@ from pathlib import Path
 
 import pytest
 
+from examples.learn_shop import policy
 from examples.learn_shop.courses import SHOP, Course
 from examples.learn_shop.learn import run
 from examples.learn_shop.policy import make, save
 from rollq_worker.tokens.tokenizer import load_tokenizer
-from tests.contract.conftest import Server, installed, sglang, sglang_scripts
-
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
+from tests.contract.conftest import (
+    ONLY_REAL,
+    VLLM,
+    Server,
+    installed,
+    sglang,
+    sglang_scripts,
+    vllm,
+)
 
 
 @pytest.fixture
-def untaught(tmp_path: Path) -> Path:
+def untaught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(policy, "HEADS", 2)  # those of vLLM on a CPU
+    monkeypatch.setattr(policy, "TIED", False)
     return Path(save(make(load_tokenizer(), seed=1, context=SHOP.context), tmp_path / "model"))
 
 
-@pytest.fixture
-def server(untaught: Path, tmp_path: Path) -> Iterator[Server]:
+@pytest.fixture(params=[*ONLY_REAL, VLLM])
+def server(request: pytest.FixtureRequest, untaught: Path, tmp_path: Path) -> Iterator[Server]:
+    flags = ["--dtype", "bfloat16" if SHOP.bf16 else "float32"]
+    if request.param == "vllm":
+        flags += ["--max-model-len", str(SHOP.context)]
+        with vllm(tmp_path / "server-log", *flags, model=untaught) as server:
+            yield server
+        return
     scripts = sglang_scripts()
     venv, _ = installed(scripts)
-    dtype = "bfloat16" if SHOP.bf16 else "float32"
-    flags = ["--dtype", dtype, "--context-length", str(SHOP.context), "--skip-server-warmup"]
+    flags += ["--context-length", str(SHOP.context), "--skip-server-warmup"]
     with sglang(scripts, venv, untaught, tmp_path / "server-log", *flags) as server:
         yield server
 

@@ -12,10 +12,12 @@ import pytest
 
 from rollq import Budget, Client, Job
 from rollq.export.record import record
+from rollq.weights import Fleet
 from tests.contract.conftest import ONLY_REAL, VLLM, Server
 from tests.e2e.stack import Stack
 from tests.recorder import Recorder, recording
 
+HERE = Path(__file__).parent
 GROUPS, SIZE = 6, 4
 JOBS = GROUPS * SIZE
 
@@ -25,6 +27,14 @@ def stack(tmp_path: Path, redis_url: str) -> Iterator[Stack]:
     stack = Stack(tmp_path, redis_url)
     yield stack
     stack.close()
+
+
+@pytest.fixture
+def server(slow_server: Server) -> Iterator[Server]:
+    """Has its own weights again after the test."""
+    model = slow_server.model_path()
+    yield slow_server
+    Fleet([slow_server.url]).update(model, "restored")
 
 
 def submit(client: Client) -> None:
@@ -74,25 +84,25 @@ def assert_seen(line: dict[str, Any], proxy: Recorder) -> None:
 
 
 @pytest.mark.parametrize("slow_server", [*ONLY_REAL, VLLM], indirect=True)
-def test_a_run_through_deaths_and_new_weights(
-    slow_server: Server, stack: Stack, tmp_path: Path
-) -> None:
-    if slow_server.process is None:
+def test_a_run_through_deaths_and_new_weights(server: Server, stack: Stack, tmp_path: Path) -> None:
+    if server.process is None:
         pytest.skip("this server was running before the tests")
-    model = slow_server.model_path()
+    model, other = server.model_path(), str(tmp_path / "other")
+    python = server.venv / "bin/python"
+    subprocess.run([python, HERE / "other_weights.py", model, other], check=True)
     with (
-        recording(slow_server.url, tmp_path / "calls.jsonl") as proxy,
+        recording(server.url, tmp_path / "calls.jsonl") as proxy,
         Client(stack.redis_url, run="run") as client,
     ):
         submit(client)
         workers = ("--tokenizer", model)
         first = stack.worker(8, *workers, engine_url=proxy.url)
         wait_for_turns(3, stack, proxy)
-        slow_server.process.crash()
+        server.process.crash()
 
         wait_for_turns(3, stack, proxy)
-        where = ["--engine", slow_server.url, "--run", "run", "--step", "1"]
-        synced = stack.run("engines", "sync", "--path", model, "--version", "w1", *where)
+        where = ["--engine", server.url, "--run", "run", "--step", "1"]
+        synced = stack.run("engines", "sync", "--path", other, "--version", "w1", *where)
         assert synced.returncode == 0, synced.stderr
         assert client.stats()["done"] < JOBS
 
@@ -111,12 +121,11 @@ def test_a_run_through_deaths_and_new_weights(
     assert (stats["done"], stats["delivered"], stats["dead"]) == (JOBS, JOBS, 0)
     assert not stats["failures"].keys() - {"worker"}, stack.logs()
     assert batch.staleness.max <= 1
-    assert {version for line in lines for version in line["versions"]} == {None, "default", "w1"}
 
     (file := tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    script = Path(__file__).with_name("rescore.py")
-    python = slow_server.venv / "bin/python"
-    scored = subprocess.run([python, script, model, file], capture_output=True, check=True)
-    found = json.loads(scored.stdout)
-    assert found["tokens"] == sum(sum(line["mask"]) for line in lines)
-    assert found["mean"] < 0.02 and found["max"] < 0.5 and found["shifted"] > 0.2, found
+    for folder, version in ((model, "default"), (other, "w1")):
+        command = (python, HERE / "rescore.py", folder, file, version)
+        scored = subprocess.run(command, capture_output=True, check=True)
+        found = json.loads(scored.stdout)
+        assert found["tokens"] == sum(line["versions"].count(version) for line in lines) > 0
+        assert found["mean"] < 0.02 and found["max"] < 0.5 and found["shifted"] > 0.2, found

@@ -27,12 +27,6 @@ from tests.waiting import until
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 GROUP = 4
 RUNNING = re.compile(r"^vllm:num_requests_running\{.*\} [1-9]", re.M)
-CHANGED = """
-import sys
-from safetensors.torch import load_file, save_file
-tensors = load_file(sys.argv[1])
-save_file({name: -t if "lm_head" in name else t for name, t in tensors.items()}, sys.argv[2])
-"""
 
 
 def python(*arguments: str | Path) -> None:
@@ -49,10 +43,7 @@ def model(vllm_server: Server) -> Path:
 def other(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with other weights."""
     folder = tmp_path_factory.mktemp("weights")
-    for file in model.iterdir():
-        if file.name != "model.safetensors":
-            (folder / file.name).write_bytes(file.read_bytes())
-    python("-c", CHANGED, model / "model.safetensors", folder / "model.safetensors")
+    python(Path(__file__).with_name("other_weights.py"), model, folder)
     return folder
 
 

@@ -17,6 +17,10 @@ DEVELOPMENT = "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment: it has
 ADAPTERS = (
     "start vLLM with --enable-lora, and with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
 )
+TIED = (
+    "vLLM 0.32 on a CPU keeps its old output head when this is tied to the embeddings: start it "
+    "again on the new folder, or train a model with tie_word_embeddings=False"
+)
 MODEL_SHAPE = ("dtype", "quantization")
 PARALLEL_SHAPE = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
 """Fields of /server_info that engines must share to hold the same tensors."""
@@ -45,6 +49,7 @@ class VllmEngine(UpdatingEngine):
         fields += [parallel.get(name) for name in PARALLEL_SHAPE]
         fields.append(bool(config.get("lora_config")))  # its tensors have other names
         self.shape = (self.server, *map(str, fields))
+        self._on_cpu = config.get("device_config", {}).get("device") == "cpu"
 
     def serving(self, timeout_s: float = CONTROL_TIMEOUT_S) -> Serving:
         info = self._get("/weight_info", timeout_s)
@@ -52,7 +57,14 @@ class VllmEngine(UpdatingEngine):
         return Serving(str(info["weight_version"]), None, bool(state["is_paused"]))
 
     def _pause(self, serving: Serving) -> None:
+        if self._on_cpu and self._head_is_tied():
+            raise ControlFailure(TIED)
         self._do(f"/pause?{PAUSES[self._mode]}", {})
+
+    def _head_is_tied(self) -> bool:
+        """True if it has no tensor of its own."""
+        checksums = self._do("/weight_checker", {"action": "checksum"})["checksums"]
+        return not any("lm_head" in name for name in checksums)
 
     def load(self, path: str, version: str, timeout_s: float) -> None:
         """The version follows the weights, within the pause."""

@@ -25,6 +25,8 @@ class FakeVllm(FakeEngine):
         super().__init__("0.32.0")
         self.development = development
         self.loads_adapters = adapters
+        self.device = "cuda"
+        self.head = "lm_head"
         self.cached = True
         """True if the caches hold what other weights have left."""
 
@@ -46,6 +48,7 @@ class FakeVllm(FakeEngine):
             "model_config": {"dtype": "torch.bfloat16", "quantization": None},
             "parallel_config": {"tensor_parallel_size": self.tp_size},
             "lora_config": None,
+            "device_config": {"device": self.device},
         }
         return 200, {"vllm_config": config}
 
@@ -74,7 +77,7 @@ class FakeVllm(FakeEngine):
         return 200, {"results": [None]}
 
     def weight_checker(self, body: Any) -> tuple[int, Any]:
-        return 200, {"checksums": {"dp0:tp0:lm_head": self.contents.get(self.path, self.path)}}
+        return 200, {"checksums": {f"dp0:tp0:{self.head}": self.contents.get(self.path, self.path)}}
 
     def reset_prefix_cache(self, body: Any) -> tuple[int, Any]:
         self.cached = False

@@ -10,9 +10,9 @@ from tests.rollq.weights.fake_vllm import FakeVllm
 WEIGHTS = "/weights/7"
 
 
-def failing(fleet: Fleet, path: str = WEIGHTS) -> SyncError:
+def failing(fleet: Fleet, path: str = WEIGHTS, version: str = "7") -> SyncError:
     with pytest.raises(SyncError) as caught:
-        fleet.update(path, "7")
+        fleet.update(path, version)
     return caught.value
 
 
@@ -65,6 +65,18 @@ def test_a_folder_that_it_does_not_see_leaves_it_paused_under_the_old_version() 
         assert (engine.version, engine.paused) == ("0", "keep")
         Fleet(urls).update(WEIGHTS, "7")
     assert (engine.version, engine.paused) == ("7", None)
+
+
+@pytest.mark.parametrize(("device", "head"), [("cpu", "lm_head"), ("cuda", "embed_tokens")])
+def test_a_tied_head_is_loaded_on_gpus_alone(device: str, head: str) -> None:
+    engine = FakeVllm()
+    engine.device, engine.head = device, head
+    with serving(engine) as urls:
+        assert Fleet(urls).update(WEIGHTS, "7")[0].loaded
+        engine.device, engine.head = "cpu", "embed_tokens"
+        error = failing(Fleet(urls), version="8")
+    assert "keeps its old output head" in error.failed[engine.url]
+    assert (engine.version, engine.paused) == ("7", None)  # it was not begun
 
 
 def test_a_server_without_development_mode_is_told_what_to_set() -> None:

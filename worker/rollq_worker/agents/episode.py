@@ -61,7 +61,10 @@ class AgentEpisode:
         self._engine = engine
         self._journal = journal
         self._tree = TraceTree(job, renderer_of)
-        self._others = OtherModels(job, renderer_of, recorded)
+        self._others = OtherModels(engine, recorded, self._record_reply)
+        self._other_tree = TraceTree(replace(job, routed_experts={}), renderer_of)
+        """The conversations of models that are not trained. The journal does not have them."""
+        self._other_turns = 0
         self._answers = Answers()
         steps = [event for event in recorded if isinstance(event, Acted)]
         self.world = World(environment, user, steps, self._record_now)
@@ -126,9 +129,7 @@ class AgentEpisode:
         sent again.
         """
         with self._lock:
-            if self.job.is_frozen(turn.trace.model):
-                self._others.not_delivered(turn)
-            else:
+            if not self.job.is_frozen(turn.trace.model):
                 self._answers.add(turn, recorded=False)
 
     def step(self, name: str, arguments: Mapping[str, Json]) -> Observation:
@@ -163,25 +164,17 @@ class AgentEpisode:
             return self._delivered(turn)
 
     def _tree_of(self, request: TurnRequest) -> TraceTree:
-        return self._others.tree if self.job.is_frozen(request.model) else self._tree
+        return self._other_tree if self.job.is_frozen(request.model) else self._tree
 
     def _ask_other(self, request: TurnRequest) -> Turn:
         """The turn of a model that is not trained."""
-        tree = self._others.tree
         with self._lock:
             self._check_going_on()
             self._check_growth()
-            trace, job = self._trace_for(request, tree)
-            turn = self._others.begin(trace, job)
-            piece = self._others.recorded(turn, request)
-            if piece is not None:
-                tree.add(turn, piece)
-                tree.end(turn, cut=not self._sampler(turn).is_complete(piece))
-                return turn
-        self._sample(turn, request, tree)
-        with self._lock:
-            self._record(self._others.replied(turn, request))
-            self._journal.write()
+            trace, job = self._trace_for(request, self._other_tree)
+            self._other_turns += 1  # numbers below those of trained turns
+            turn = self._other_tree.begin(trace, -self._other_turns, job)
+        self._sample(turn, request, self._other_tree)
         return turn
 
     def _delivered(self, turn: Turn) -> Turn:
@@ -212,9 +205,9 @@ class AgentEpisode:
         return turn
 
     def _sampler(self, turn: Turn) -> Sampler:
-        trace = turn.trace
-        stop_ids = trace.renderer.stop_ids
-        return Sampler(turn.job, self._engine, self._journal, stop_ids, trace.model)
+        model = turn.trace.model
+        engine = self._others if self.job.is_frozen(model) else self._engine
+        return Sampler(turn.job, engine, self._journal, turn.trace.renderer.stop_ids, model)
 
     def _begin(self, request: TurnRequest) -> Turn:
         """Open the turn where the request goes on. Raises RequestRefused when there is no budget
@@ -467,6 +460,12 @@ class AgentEpisode:
         with self._lock:
             self._record(event)
             self._journal.write()
+
+    def _record_reply(self, event: Event) -> None:
+        with self._lock:
+            if self._over:
+                raise self._refusal()
+            self._record_now(event)
 
     def _record_in(self, tree: TraceTree, event: Event) -> None:
         """Record an event of one of its traces, unless they are of models that are not trained."""

@@ -1,77 +1,70 @@
-"""Turns of models that are not trained, in the episode of an agent program.
+"""Models that are not trained, in the episode of an agent program.
 
-Their conversations have traces of their own, which the journal does not have: it has each reply, by
-the request that it answers, so that an attempt that resumes is given it again.
+The journal has their replies, by what was asked, and no traces of them. So an attempt that resumes
+and asks the same is given the same.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
+import hashlib
+import json
+import time
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
-from rollq.events import Event, Replied, Sampled
-from rollq.job import Job
-from rollq_worker.agents.traces import RendererOf, Trace, TraceTree, Turn
-from rollq_worker.agents.turn_request import TurnRequest, request_key
+from rollq.events import Event, Replied, VersionSpan
+from rollq_worker.protocols import Engine, Generated, SampleRequest
 
 
 class OtherModels:
-    """The traces and the replies of these models in one attempt."""
+    """`protocols.Engine` of these models for one attempt."""
 
-    def __init__(self, job: Job, renderer_of: RendererOf, recorded: Sequence[Event]) -> None:
-        """`recorded`: the events of an earlier attempt's journal."""
-        self.tree = TraceTree(replace(job, routed_experts={}), renderer_of)
-        self._waiting: defaultdict[str, deque[Replied]] = defaultdict(deque)
-        """Replies that the agent was not given in this attempt, by request."""
-        self._given: dict[int, Replied] = {}
-        """Replies that it was given, by the number of the turn."""
-        self._turns = 0
+    def __init__(
+        self, engine: Engine, recorded: Sequence[Event], record: Callable[[Event], None]
+    ) -> None:
+        """`recorded`: the events of an earlier attempt. `record` makes an event durable."""
+        self.room = engine.room
+        self._engine = engine
+        self._record = record
+        self._recorded: defaultdict[str, deque[Replied]] = defaultdict(deque)
         for event in recorded:
             if isinstance(event, Replied):
-                self._waiting[event.request].append(event)
+                self._recorded[event.request].append(event)
 
-    def begin(self, trace: Trace, job: Job) -> Turn:
-        """The next turn of a trace. Its number is below those of the trained turns."""
-        self._turns += 1
-        return self.tree.begin(trace, -self._turns, job)
-
-    def recorded(self, turn: Turn, request: TurnRequest) -> Sampled | None:
-        """The tokens that an earlier attempt recorded; None: the engine must be asked."""
-        waiting = self._waiting.get(request_key(request))
-        if not waiting:
-            return None
-        reply = self._given[turn.number] = waiting.popleft()
-        return Sampled(
-            turn=turn.number,
-            ids=reply.ids,
-            logprobs=array("f", bytes(4 * len(reply.ids))),
-            versions=(),
-            finish=reply.finish,
-            text=reply.text,
-            at=reply.at,
-            seconds=reply.seconds,
-            trace=turn.trace.number,
-            asked=request.options,
-        )
-
-    def replied(self, turn: Turn, request: TurnRequest) -> Replied:
-        """Event for the journal of a turn that is over."""
-        first = turn.pieces[0]
-        last = turn.pieces[-1]
-        reply = self._given[turn.number] = Replied(
-            model=request.model,
-            request=request_key(request),
-            ids=turn.sampled,
-            finish=last.finish,
-            text="".join(piece.text for piece in turn.pieces),
-            at=first.at,
-            seconds=last.at + last.seconds - first.at,
+    def generate(self, request: SampleRequest) -> Generated:
+        """See `protocols.Engine`."""
+        key = _key(request)
+        if self._recorded[key]:
+            return _again(self._recorded[key].popleft())
+        at = time.time()
+        reply = self._engine.generate(request)
+        self._record(
+            Replied(
+                model=request.model,
+                request=key,
+                ids=reply.ids,
+                finish=reply.finish,
+                text=reply.text,
+                at=at,
+                seconds=time.time() - at,
+            )
         )
         return reply
 
-    def not_delivered(self, turn: Turn) -> None:
-        """The agent has hung up before it was given this turn."""
-        reply = self._given[turn.number]
-        self._waiting[reply.request].append(reply)
+
+def _key(request: SampleRequest) -> str:
+    options = [request.model, dict(request.sampling), request.max_new_tokens]
+    text = json.dumps(options, sort_keys=True).encode()
+    return hashlib.blake2b(text + request.ids.tobytes(), digest_size=16).hexdigest()
+
+
+def _again(reply: Replied) -> Generated:
+    count = len(reply.ids)
+    return Generated(
+        ids=reply.ids,
+        logprobs=array("f", bytes(4 * count)),
+        versions=[VersionSpan("", 0, count)],
+        finish=reply.finish,
+        text=reply.text,
+    )

@@ -117,12 +117,6 @@ def digest_of(prompt: Prompt) -> bytes:
     return reduce(longer, prompt.messages, opening_digest(prompt.tools, prompt.model))
 
 
-def request_key(request: TurnRequest) -> str:
-    """The digest of a request's conversation and options."""
-    options = options_key(request.options)
-    return _digest(request.digests[-1], options.encode("utf-8", "surrogatepass")).hex()
-
-
 def options_key(options: Mapping[str, Json]) -> str:
     """The options as one text that is the same for equal requests."""
     return _WRITTEN(dict(options))

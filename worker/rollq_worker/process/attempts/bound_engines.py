@@ -22,17 +22,7 @@ def bound_engine(
     policy.
     """
     own = _policys_engine(engine, attempt, claim)
-    if not attempt.job.models:
-        return own
-    engines = {"": own}
-    for name, options in attempt.job.models.items():
-        if "adapter" in options:
-            engines[name] = AdapterEngine(engine, attempt, options["adapter"])
-        elif "model" in options:
-            engines[name] = OtherEngine(models[options["model"]], attempt)
-        else:
-            engines[name] = own
-    return NamedEngines(engines)
+    return NamedEngines(own, engine, attempt, models) if attempt.job.models else own
 
 
 def _policys_engine(engine: EnginePool, attempt: Attempt, claim: Claim) -> Engine:
@@ -44,29 +34,29 @@ def _policys_engine(engine: EnginePool, attempt: Attempt, claim: Claim) -> Engin
 
 
 class NamedEngines:
-    """`protocols.Engine` for one attempt whose job has several models, by their names."""
+    """`protocols.Engine` for one attempt whose job has several models, by their names. Those of
+    other `models` than the policy sample in whatever weights they have.
+    """
 
-    def __init__(self, engines: Mapping[str, Engine]) -> None:
-        self.room = engines[""].room
-        self._engines = engines
-
-    def generate(self, request: SampleRequest) -> Generated:
-        """See `protocols.Engine`."""
-        return self._engines[request.model].generate(request)
-
-
-class OtherEngine:
-    """`protocols.Engine` of another model than the policy. Any weights sample."""
-
-    def __init__(self, engine: EnginePool, attempt: Attempt) -> None:
-        self.room = engine.room
+    def __init__(
+        self, own: Engine, engine: EnginePool, attempt: Attempt, models: Mapping[str, EnginePool]
+    ) -> None:
+        self.room = own.room
+        self._own = own
         self._engine = engine
         self._attempt = attempt
+        self._models = models
 
     def generate(self, request: SampleRequest) -> Generated:
         """See `protocols.Engine`."""
-        check = check_away(self._attempt, self._engine)
-        return self._engine.generate(replace(request, check=check))
+        options = self._attempt.job.models.get(request.model, {})
+        if "model" in options:
+            engine = self._models[options["model"]]
+            return engine.generate(replace(request, check=check_away(self._attempt, engine)))
+        if "adapter" in options:
+            adapter = AdapterEngine(self._engine, self._attempt, options["adapter"])
+            return adapter.generate(request)
+        return self._own.generate(request)
 
 
 class AdapterEngine:

@@ -67,6 +67,7 @@ class Host:
         return time.monotonic() < self._away_until, len(self.containers), random.random()
 
     def answers(self) -> bool:
+        """True if the engine answers now, and `client` is there."""
         import docker
         import requests
 
@@ -74,6 +75,7 @@ class Host:
             if self._tunnel:
                 self._tunnel.open()
             self._pings.ping()
+            _ = self.client  # it asks for a version, and a failure to do so is none of a container
         except (docker.errors.DockerException, requests.RequestException, OSError) as e:
             self.problem = str(e)
             self._away_until = time.monotonic() + AWAY_S

@@ -22,6 +22,7 @@ from tests import bubblewrap, container_engine
 from tests.conftest import REPO
 from tests.container_engine import IMAGE, containers
 from tests.packages import install
+from tests.rollq_integrations.harbor.test_tasks import harbor
 
 PAGE = (REPO / "docs/sandboxes.md").read_text()
 FILES = dict(re.findall(r"`([\w.]+)`[^`]*:\n\n```\w+\n(.*?)```", PAGE, re.DOTALL))
@@ -55,30 +56,49 @@ class TestContainers(sandbox_tests("containers", SandboxSpec(image=IMAGE), conta
     pytestmark: ClassVar = [*CONTAINERS, pytest.mark.usefixtures("served")]
 
 
-@pytest.mark.containers
-@pytest.mark.timeout(900)
-def test_the_pages_pods_pass(tmp_path: Path) -> None:
-    """Written from the page alone, with a kubectl that starts containers."""
+@pytest.fixture
+def pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder with the page's package, from its text alone, and a kubectl that starts
+    containers.
+    """
     project = tomllib.loads(FILES["pyproject.toml"])["project"]
     install(tmp_path, project["name"], project["entry-points"], my_pods=FILES["my_pods.py"])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{Path(__file__).parent / 'cluster'}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def runs(folder: Path, *command: str) -> str:
+    """The output of a module of Python, which ends well."""
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.containers
+@pytest.mark.timeout(900)
+def test_the_pages_pods_pass(pods: Path) -> None:
     assert len(FILES["my_pods.py"].splitlines()) <= 120
     test = FILES["test_my_pods.py"].replace("docker.io/library/python:3.11-slim", IMAGE)
-    (tmp_path / "test_my_pods.py").write_text(test)
-    cluster = Path(__file__).parent / "cluster"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_pods.py"],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(tmp_path),
-            "PATH": f"{cluster}:{os.environ['PATH']}",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert " 14 passed" in f" {done.stdout.splitlines()[-1]}", done.stdout
+    (pods / "test_my_pods.py").write_text(test)
+    assert "14 passed" in runs(pods, "pytest", "-q", "-p", "no:cacheprovider", "test_my_pods.py")
+
+
+@pytest.mark.containers
+@pytest.mark.timeout(600)
+def test_the_pages_pods_play_a_task_of_harbor(pods: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With tests in a pod of their own, to which the policy's file is copied."""
+    monkeypatch.setenv("ROLLQ_SANDBOX", "pods")
+    own = 'artifacts = ["/made"]\n[verifier]\nenvironment_mode = "separate"\n'
+    files = {
+        "solution/solve.sh": "mkdir /made && echo 1 > /made/reward.txt",
+        "tests/test.sh": "#!/bin/sh\ncp /made/reward.txt /logs/verifier/reward.txt || "
+        "echo 0 > /logs/verifier/reward.txt",
+    }
+    harbor(pods / "task", f'{own}[environment]\ndocker_image = "{IMAGE}"\n', **files)
+    assert "0 problems" in runs(pods, "rollq", "env", "check", f"harbor:{pods / 'task'}")
 
 
 class Deaf(Bubblewrap):

@@ -30,7 +30,7 @@ def served() -> Iterator[None]:
     with _served():
         yield
         for host in hosts():
-            host.client.close()
+            host.close()
         host_at.cache_clear()
         gc.collect()
 

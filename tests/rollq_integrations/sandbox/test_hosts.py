@@ -45,6 +45,8 @@ def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
     monkeypatch.delenv("ROLLQ_SANDBOX_HOSTS", raising=False)
     with ExitStack() as stack:
         yield stack
+        for host in hosts():
+            host.close()
     host_at.cache_clear()
 
 

@@ -43,6 +43,7 @@ class Host:
         self._tunnel = Tunnel(address) if address.startswith(SCHEME) else None
         self._address = self._tunnel.address if self._tunnel else address
         self._away_until = 0.0
+        self._clients: list[docker.DockerClient] = []
 
     def __str__(self) -> str:
         return self._name
@@ -60,7 +61,16 @@ class Host:
         import docker
 
         settings = {**os.environ, "DOCKER_HOST": self._address} if self._address else None
-        return docker.from_env(environment=settings, timeout=timeout_s, max_pool_size=CONNECTIONS)
+        client = docker.from_env(environment=settings, timeout=timeout_s, max_pool_size=CONNECTIONS)
+        self._clients.append(client)
+        return client
+
+    def close(self) -> None:
+        """Close the connections."""
+        for client in self._clients:
+            client.close()
+        if self._tunnel:
+            self._tunnel.close()
 
     def order(self) -> tuple[bool, int, float]:
         """Sorts hosts: those that answered first, and of these those with the fewest containers."""

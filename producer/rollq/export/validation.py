@@ -119,9 +119,10 @@ def _token_fault(token: Any, sampled: Any, logprob: Any, version: Any) -> str:
 
 
 def _teacher_faults(record: Record) -> Iterator[str]:
-    by_teacher = record.get("teacher_logprobs", {})
-    if by_teacher.keys() != record.get("teachers", {}).keys() and any(record["mask"]):
-        yield f"it has logprobs of the teachers {[*by_teacher]}, and teachers {record['teachers']}"
+    by_teacher, teachers = record.get("teacher_logprobs", {}), record.get("teachers", {})
+    is_scored = record["stop"] in GRADED and any(record["mask"])
+    if is_scored and by_teacher.keys() != teachers.keys():
+        yield f"it has logprobs of the teachers {[*by_teacher]}, and its teachers are {[*teachers]}"
     for teacher, logprobs in by_teacher.items():
         if not is_list(logprobs) or len(logprobs) != len(record["mask"]):
             yield f"teacher {teacher}: not one logprob for each of {len(record['mask'])} tokens"

@@ -216,6 +216,7 @@ def test_extras_are_checked(odd: Any) -> None:
         lambda record: record["teacher_logprobs"]["math"].pop(),
         lambda record: record["teacher_logprobs"]["math"].reverse(),
         lambda record: record["teacher_logprobs"].update(math="x"),
+        lambda record: record.pop("teachers"),
     ],
 )
 def test_a_teachers_logprobs_are_checked(change: Callable[[dict[str, Any]], object]) -> None:
@@ -226,3 +227,12 @@ def test_a_teachers_logprobs_are_checked(change: Callable[[dict[str, Any]], obje
     change(exported)
     found = faults(exported)
     assert found and all("teacher" in fault for fault in found)
+
+
+def test_an_episode_that_failed_has_no_scores() -> None:
+    trajectory = sound([(3, [([2], 1), ([1], 0)])])
+    job = replace(trajectory.job, teachers={"math": {}})
+    exported = record(replace(trajectory, job=job))
+    assert len(faults(exported)) == 1
+    failed = {"stop": "failed", "reward": None, "failure": "teacher"}
+    assert faults({**exported, **failed}) == []

@@ -63,9 +63,32 @@ def test_a_teacher_is_read_as_if_it_had_sampled(
 
 
 @pytest.mark.parametrize(
-    ("teacher", "says"),
-    [("code", "no logprobs of a teacher 'code'; there are math, ours, told"), ("told", "a prefix")],
+    ("teacher", "change", "says"),
+    [
+        ("code", {}, "no logprobs of a teacher 'code'; there are math, ours, told"),
+        ("told", {}, "a prefix"),
+        ("math", {"info": {}}, "no weight version of the teacher 'math'"),
+        ("math", {"info": {"teachers": 7}}, "no weight version of the teacher 'math'"),
+    ],
 )
-def test_a_teacher_that_cannot_be_audited_is_named(tmp_path: Path, teacher: str, says: str) -> None:
-    with pytest.raises(ContractError, match=says):
-        list(read(write_file(tmp_path, TAUGHT), teacher))
+def test_a_teacher_that_cannot_be_audited_is_named(
+    tmp_path: Path, teacher: str, change: dict[str, object], says: str
+) -> None:
+    with pytest.raises(ContractError, match=rf"x\.jsonl:1: .*{says}"):
+        list(read(write_file(tmp_path, {**TAUGHT, **change}), teacher))
+
+
+def test_an_episode_in_which_nothing_was_sampled_ends_no_audit(tmp_path: Path) -> None:
+    empty = record(
+        teachers=TAUGHT["teachers"],
+        tokens=[1, 2],
+        mask=[0, 0],
+        logprobs=[0.0, 0.0],
+        versions=[None, None],
+        traces=[2],
+        pieces=[],
+        turns=0,
+        turn_rewards=[],
+    )
+    path = write_file(tmp_path, TAUGHT, empty)
+    assert [each.sampled for each in read(path, "math")] == [TAUGHT["mask"].count(1), 0]

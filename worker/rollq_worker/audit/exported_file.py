@@ -229,24 +229,37 @@ def _of_teacher(
     trajectory: ExportedTrajectory, record: Mapping[str, Json], name: str, where: str
 ) -> ExportedTrajectory:
     """The trajectory as if the teacher had sampled it, at temperature 1. Raises ContractError."""
-    if name not in record.get("teacher_logprobs", {}):
-        there_are = ", ".join(record.get("teachers", {})) or "none"
+    by_teacher = record.get("teacher_logprobs", {})
+    if not trajectory.sampled:
+        return trajectory  # nobody scored it
+    if name not in by_teacher:
+        there_are = ", ".join(by_teacher) or "none"
         raise ContractError(f"{where}: no logprobs of a teacher {name!r}; there are {there_are}")
     teacher = Teacher.read(record["teachers"][name])
     if teacher.prefix:
         raise ContractError(
             f"{where}: the teacher {name!r} saw a prefix, whose tokens are not in the file"
         )
-    adapter, _, adapter_version = teacher.adapter.partition("@")
-    version = adapter_version if adapter else record["info"]["teachers"][name]
+    adapter, _, version = teacher.adapter.partition("@")
+    if not adapter:
+        version = _teacher_version(record["info"], name, where)
     return replace(
         trajectory,
-        logprobs=array("d", record["teacher_logprobs"][name]),
+        logprobs=array("d", by_teacher[name]),
         versions=[version if sampled else None for sampled in trajectory.mask],
         pieces=[piece._replace(sampling={}) for piece in trajectory.pieces],
         sampling={},
         adapters=[adapter for _ in trajectory.traces],
     )
+
+
+def _teacher_version(info: Mapping[str, Json], name: str, where: str) -> str:
+    """The weights that the teacher scored with. Raises ContractError."""
+    versions = info.get("teachers")
+    version = versions.get(name) if isinstance(versions, Mapping) else None
+    if not isinstance(version, str):
+        raise ContractError(f"{where}: info.teachers has no weight version of the teacher {name!r}")
+    return version
 
 
 def _adapters(record: Mapping[str, Json]) -> list[str]:

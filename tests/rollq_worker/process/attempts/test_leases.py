@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 import redis
 
-from rollq.errors import EnvironmentFailure, FailureClass, Fenced, Unwritable, UserFailure
+from rollq.errors import (
+    EnvironmentFailure,
+    FailureClass,
+    Fenced,
+    TeacherFailure,
+    Unwritable,
+    UserFailure,
+)
 from rollq.ledger.ledger import Ledger
 from rollq.trajectory import Header
 from rollq_worker.process.attempts import leases as leases_module
@@ -215,13 +222,18 @@ class TestWatching:
         assert state is not None and state.failures == {FailureClass.ENV: 1}
         assert state.reason == "past the deadline of 0.05 s while waiting for environment.grade"
 
+    @pytest.mark.parametrize("in_call", [False, True], ids=["a turn", "a teacher"])
     @pytest.mark.parametrize("why", ["overdue", "lost"])
-    def test_a_wait_for_the_engine_is_ended(self, ledger: Ledger, why: str) -> None:
+    def test_a_wait_for_the_engine_is_ended(self, ledger: Ledger, why: str, in_call: bool) -> None:
         ended: list[str] = []
         leases = Leases(threading.Event(), end_engine_wait=ended.append)
-        with leases.hold(
-            ledger, claim(ledger, deadline_s=0.01 if why == "overdue" else 1800.0)
-        ) as attempt:
+        job = claim(ledger, deadline_s=0.01 if why == "overdue" else 1800.0)
+        with (
+            leases.hold(ledger, job) as attempt,
+            attempt.time_limits.call(TeacherFailure, "the teacher", 60.0)
+            if in_call
+            else nullcontext(),
+        ):
             if why == "lost":
                 leases.tick()
                 assert ended == []

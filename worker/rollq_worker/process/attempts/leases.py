@@ -239,8 +239,9 @@ class Leases:
             attempt.abandon(
                 *call.blame(f"past the deadline of {attempt.job.budget.deadline_s:g} s")
             )
-        elif attempt.overdue or attempt.lost.is_set():
-            self._end_engine_wait(attempt.job.id)
+        elif not attempt.overdue and not attempt.lost.is_set():
+            return
+        self._end_engine_wait(attempt.job.id)  # a teacher's too, which is a call with a limit
 
     @contextmanager
     def _logged(self, what: str) -> Iterator[None]:

@@ -28,8 +28,11 @@ def test_the_clock_stands_still_while_a_teacher_is_away(is_other: bool) -> None:
     pool = SimpleNamespace(outage_s=5.0)
     models = {"large": pool} if is_other else {}
     with asking_teacher(cast(Any, attempt), cast(Any, models), "math", cast(Any, pool)) as check:
-        assert limits.current is not None and limits.current.what == "the teacher 'math'"
+        call = limits.current
+        assert call is not None and call.what == "the teacher 'math'"
+        since = call.since
         for pool.outage_s in (5.0, 7.0, 7.5):
             check()
+        assert call.since - since == 2.5
     # for the policy's own engines the attempt counts
     assert checks == ([0.0, 2.0, 2.5] if is_other else [0.0, 0.0, 0.0])

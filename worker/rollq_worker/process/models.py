@@ -44,6 +44,6 @@ def asking_teacher(
     """A block in which the teacher of that name is asked, on that engine. Returns the function to
     call while it is waited for.
     """
-    check = check_away(attempt, engine) if engine in models.values() else attempt.check
+    check = check_away(attempt, engine, deadline=engine in models.values())
     with attempt.time_limits.call(TeacherFailure, f"the teacher {name!r}", TEACHER_LIMIT_S):
         yield check

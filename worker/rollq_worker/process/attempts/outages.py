@@ -1,4 +1,4 @@
-"""Outages of the engines of other models than the policy."""
+"""Outages of engines while a call with a time limit waits for them."""
 
 from collections.abc import Callable
 
@@ -6,9 +6,12 @@ from rollq_worker.engine.pool import EnginePool
 from rollq_worker.process.attempts.attempt import Attempt
 
 
-def check_away(attempt: Attempt, engine: EnginePool) -> Callable[[], None]:
-    """Function to call while another model's engine is waited for. It keeps the deadline's clock
-    still while all engines of the model are away; for the policy's own the attempt does so itself.
+def check_away(
+    attempt: Attempt, engine: EnginePool, *, deadline: bool = True
+) -> Callable[[], None]:
+    """Function to call while a model's engine is waited for. It keeps the clocks still while all
+    engines of the model are away. `deadline`: the attempt's too, which does so itself for the
+    policy's engines.
     """
     away_s = engine.outage_s
 
@@ -16,7 +19,7 @@ def check_away(attempt: Attempt, engine: EnginePool) -> Callable[[], None]:
         nonlocal away_s
         now_s = engine.outage_s
         if now_s > away_s:
-            attempt.time_limits.stand_still(now_s - away_s)
+            attempt.time_limits.stand_still(now_s - away_s, deadline=deadline)
         away_s = now_s
         attempt.check()
 

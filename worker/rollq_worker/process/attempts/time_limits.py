@@ -109,12 +109,13 @@ class TimeLimits:
                 call.since += passed_s
                 call.away = ""
 
-    def stand_still(self, seconds: float) -> None:
-        """The clocks stood still for so long, until now."""
+    def stand_still(self, seconds: float, *, deadline: bool = True) -> None:
+        """The clocks stood still for so long, until now: those of the calls, and the deadline's."""
         with self._lock:
             if self._calls and self._calls[-1].away:
                 return  # they do so anyway
-            self._away_s += seconds
+            if deadline:
+                self._away_s += seconds
             if self._calls:
                 self._calls[-1].since += seconds
 

@@ -179,14 +179,23 @@ def test_an_unwise_redis_is_warned_of_and_left_as_it_is(
     assert "set it to noeviction" in caplog.text and "start it with --appendonly yes" in caplog.text
 
 
-def test_a_missing_engine_is_only_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("model", "first", "then"),
+    [
+        ("", "", "nothing is claimed before one is ready (`rollq engine`, --engine URL)"),
+        ("m", " of the model 'm'", "episodes that need it wait for it (ROLLQ_MODEL_ENGINES)"),
+    ],
+)
+def test_a_missing_engine_is_only_warned_of(
+    model: str, first: str, then: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Engines take minutes to load."""
     url = f"http://127.0.0.1:{free_port()}"
     client = EngineClient(url)
-    startup_checks.check_engines([client], "the model's")
+    startup_checks.check_engines([client], "the model's", model)
     client.close()
-    assert f"no engine is ready at {url} (" in caplog.text
-    assert "nothing is claimed before one is ready (`rollq engine`, --engine URL)" in caplog.text
+    assert f"no engine{first} is ready at {url} (" in caplog.text
+    assert then in caplog.text
 
 
 class TestTheFirstToken:

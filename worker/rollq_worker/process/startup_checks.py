@@ -76,24 +76,19 @@ def check_engines(engines: Sequence[EngineClient], tokenizer: str, model: str = 
     """
     with ThreadPoolExecutor(max(1, len(engines))) as pool:
         # at once, because one that hangs answers late
-        checks = pool.map(check_engine, engines, repeat(tokenizer))
+        checks = pool.map(check_engine, engines, repeat(tokenizer), repeat(model))
         states = list(zip(engines, checks, strict=True))
     away = [(engine.name, state.why) for engine, state in states if not state.ready]
     of = f" of the model {model!r}" if model else ""
+    remedy = "ROLLQ_MODEL_ENGINES" if model else "`rollq engine`, --engine URL"
     if model and len(away) == len(engines):
-        then = "episodes that it scores wait for it"
+        then = "episodes that need it wait for it"
     elif len(away) == len(engines):
         then = "nothing is claimed before one is ready"
     else:
         then = "the others are used meanwhile"
     for name, why in away:
-        log.warning(
-            "no engine%s is ready at %s (%s): %s (`rollq engine`, --engine URL)",
-            of,
-            name,
-            why,
-            then,
-        )
+        log.warning("no engine%s is ready at %s (%s): %s (%s)", of, name, why, then, remedy)
     if not engines:
         log.warning("no engine%s is listed: %s", of, then)
     for engine, state in states:
@@ -112,18 +107,24 @@ class EngineState(NamedTuple):
     """Why it takes none, or generated nothing; empty when it generated."""
 
 
-def check_engine(engine: EngineClient, tokenizer: str) -> EngineState:
-    """Ask the engine for a token with its logprob. A worker that starts does, and `rollq doctor`.
+def check_engine(engine: EngineClient, tokenizer: str, model: str = "") -> EngineState:
+    """Ask an engine of the policy, or of that other `model`, for a token with its logprob. A
+    worker that starts does, and `rollq doctor`.
 
     Raises SettingsError when it has other token ids, or is neither SGLang nor vLLM.
     """
     why = engine.why_not_ready()
     if why:
         if engine.vocabulary.difference:  # it was asked; one that hangs would answer late again
+            remedy = (
+                f"the model {model!r} (ROLLQ_MODEL_ENGINES) must have the policy's vocabulary"
+                if model
+                else "give --tokenizer (ROLLQ_TOKENIZER) the directory or the hub name of the "
+                "model that it serves"
+            )
             raise SettingsError(
                 f"the tokenizer of the engine at {engine.name} gives other ids than {tokenizer} "
-                f"({engine.vocabulary.difference}): give --tokenizer (ROLLQ_TOKENIZER) the "
-                "directory or the hub name of the model that it serves"
+                f"({engine.vocabulary.difference}): {remedy}"
             )
         return EngineState(False, why)
     try:

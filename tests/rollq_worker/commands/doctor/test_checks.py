@@ -12,6 +12,7 @@ from rollq.servers.health import Finding
 from rollq_worker.commands.doctor.checks import Limited, check_one_engine
 from rollq_worker.remote.http_client import NoResponse
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
+from tests.conftest import free_port
 from tests.rollq_worker.commands.doctor.conftest import Doctor
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine, reply, scripted_engine
 
@@ -83,6 +84,21 @@ def test_a_list_of_engines(
     (tmp_path / "one").write_text(engine.url)
     _, report = doctor(*line, f"file:{tmp_path}/one")
     assert "serves some/model" in report["checks"]["engine"]["says"]
+
+
+def test_what_is_wrong_with_another_model_has_its_own_remedy(
+    doctor: Doctor, engine: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").touch()
+    away = f"http://127.0.0.1:{free_port()}"
+    engines = f"large={engine.url};small={away};none=file:{tmp_path}/empty"
+    monkeypatch.setenv("ROLLQ_MODEL_ENGINES", engines)
+    _, report = doctor("--engine", engine.url)
+    checks = report["checks"]
+    assert checks["engine"]["status"] == checks["model large"]["status"] == "ok"
+    for name in ("model small", "model none list"):
+        assert checks[name]["status"] == "fail"
+        assert checks[name]["next"].endswith("correct ROLLQ_MODEL_ENGINES")
 
 
 def test_an_environment_that_does_not_exist(doctor: Doctor) -> None:

@@ -33,7 +33,8 @@ TASKS = 4
 ENVIRONMENT_S = 120.0
 START_REDIS = "start one with `rollq redis`, or pass --redis URL (ROLLQ_REDIS_URL)"
 CORRECT_REDIS = "correct the rights of its user, or what is said of a key"
-START_ENGINE = "start it, wait until it is loaded, or pass --engine URL (ROLLQ_ENGINE_URL)"
+START = "start it, wait until it is loaded, or "
+CORRECT_MODELS = "correct ROLLQ_MODEL_ENGINES"
 
 
 def all_checks(args: argparse.Namespace, settings: Settings) -> list[Finding]:
@@ -44,10 +45,9 @@ def all_checks(args: argparse.Namespace, settings: Settings) -> list[Finding]:
     if of_redis[0].level is Level.OK or settings.broker_url != settings.redis_url:
         remedy = "start it, or correct ROLLQ_BROKER_URL (--broker)"
         findings += Limited("broker", partial(_broker, settings), 20.0, remedy).findings()
-    named = is_named(args.engines, "ROLLQ_ENGINE_URL")
-    findings += _engines(args, tokenizer, "engine", settings.engine_urls, named)
+    findings += _engines(args, tokenizer, settings.engine_urls)
     for model, sources in settings.model_engines.items():
-        findings += _engines(args, tokenizer, f"model {model}", sources, True)
+        findings += _engines(args, tokenizer, sources, model)
     findings += _environments(args.env)
     return findings
 
@@ -104,48 +104,61 @@ def _broker(settings: Settings) -> list[Finding]:
 def _engines(
     args: argparse.Namespace,
     tokenizer: Tokenizer | None,
-    title: str,
     sources: Sequence[str],
-    named: bool,
+    model: str = "",
 ) -> list[Finding]:
-    """All engines at once, because one that hangs answers late. `named`: they are no default."""
+    """The policy's engines, or those of that other `model`. All at once, because one that hangs
+    answers late.
+    """
     urls: list[str] = []
+    title = f"model {model}" if model else "engine"
+    named = bool(model) or is_named(args.engines, "ROLLQ_ENGINE_URL")
 
     def read_lists() -> list[Finding]:
         urls.extend(engine_addresses(args, sources))
         return [] if urls else [Finding(f"{title} list", Level.FAIL, "no engine is listed", remedy)]
 
-    remedy = "correct the list, or pass --engine URL"
+    remedy = CORRECT_MODELS if model else "correct the list, or pass --engine URL"
     findings = [*Limited(f"{title} list", read_lists, 20.0, remedy).findings()]
     running = []
     for number, url in enumerate(urls, 1):
         name = f"{title} {number}" if urls[1:] else title
-        check = partial(check_one_engine, url, tokenizer, name, named)
+        check = partial(check_one_engine, url, tokenizer, name, named, model)
         # An engine may take 20 s for the first token.
-        running.append(Limited(name, check, 90.0, START_ENGINE))
+        running.append(Limited(name, check, 90.0, _start(model)))
     for limited in running:
         findings += limited.findings()
     return findings
 
 
+def _start(model: str) -> str:
+    return START + (CORRECT_MODELS if model else "pass --engine URL (ROLLQ_ENGINE_URL)")
+
+
 def check_one_engine(
-    url: str, tokenizer: Tokenizer | None, name: str = "engine", named: bool = True
+    url: str,
+    tokenizer: Tokenizer | None,
+    name: str = "engine",
+    named: bool = True,
+    model: str = "",
 ) -> list[Finding]:
-    """Asks the engine for a token, as a worker's start does. The default one may be missing."""
+    """Asks the engine for a token, as a worker's start does. One that is not `named` is the default
+    and may be missing.
+    """
     engine = EngineClient(url, proof=VocabularyProof(tokenizer) if tokenizer else None)
     try:
-        state = check_engine(engine, tokenizer.name if tokenizer else "")
+        state = check_engine(engine, tokenizer.name if tokenizer else "", model)
         if not state.ready:
             says = f"{engine.name} takes no requests: {state.why}"
-            remedy = GO_ON if engine.paused else START_ENGINE
+            remedy = GO_ON if engine.paused else _start(model)
             return [Finding(name, Level.FAIL if named else Level.WARN, says, remedy)]
-        model = engine.server.model()
+        served = engine.server.model()
     except SettingsError as e:
         remedy = "pass --engine URL of a server with this model, or --tokenizer of its model"
-        return [Finding(name, Level.FAIL, str(e), remedy)]
+        return [Finding(name, Level.FAIL, str(e), CORRECT_MODELS if model else remedy)]
     finally:
         engine.close()
-    serves = f"{engine.name} serves {model or 'a model that it does not name'}"
+    serves = f"{engine.name} serves {served or 'a model that it does not name'}"
     if state.why:
         says = f"{serves}, but generated nothing: {state.why}"
         return [Finding(name, Level.FAIL, says, "its log says why")]

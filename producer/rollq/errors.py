@@ -205,7 +205,7 @@ class RewardFailure(RolloutFailure):
 
 class TeacherFailure(RolloutFailure):
     """A teacher of the job did not score the episode. It is in the journal, so the next attempt
-    only asks the teachers again.
+    only grades it and asks the teachers again.
     """
 
     failure = FailureClass.TEACHER

@@ -343,7 +343,9 @@ class Job(Identified):
             try:
                 if not isinstance(name, str) or not NAME.fullmatch(name):
                     raise ContractError(f"its name must match {NAME.pattern}")
-                Teacher.read(options)
+                model = Teacher.read(options).model
+                if model and not NAME.fullmatch(model):
+                    raise ContractError(f"model {model!r:.100} must match {NAME.pattern}")
             except ContractError as e:
                 raise self._error(f"teacher {name!r}: {e}") from e
 

@@ -31,6 +31,8 @@ class Teacher:
         for name in ("model", "adapter", "prefix"):
             if not isinstance(getattr(self, name), str):
                 raise ContractError(f"{name} must be a text, not {getattr(self, name)!r:.100}")
+        if self.adapter and "" in self.adapter.split("@"):
+            raise ContractError(f"adapter {self.adapter!r:.100} must be NAME or NAME@VERSION")
         whole_number("top_k", self.top_k, 0, MOST_TOP_K)
 
     @classmethod

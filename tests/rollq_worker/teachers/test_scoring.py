@@ -181,6 +181,9 @@ def test_a_prompt_that_the_template_did_not_write_gets_no_prefix():
         ({"math": {"engine": "x"}}, "teacher 'math': a teacher has the options model, adapter"),
         ({"math": "m"}, "teacher 'math': a teacher has the options"),
         ({"math": {"top_k": -1}}, "teacher 'math': top_k"),
+        ({"math": {"model": "a b"}}, "teacher 'math': model 'a b' must match"),
+        ({"math": {"adapter": "@3"}}, "teacher 'math': adapter '@3' must be NAME or NAME@VERSION"),
+        ({"math": {"adapter": "a@"}}, "teacher 'math': adapter 'a@' must be"),
         ({"math": {"model": 7}}, "teacher 'math': model must be a text, not 7"),
     ],
 )

@@ -22,7 +22,7 @@ from rollq.wire.events import encode_event
 from rollq_integrations.trl import task_prompts
 from rollq_integrations.trl.async_distillation import DistillationWorker
 from rollq_integrations.trl.async_grpo import FleetTransfer
-from tests.rollq.samples import claim, journal
+from tests.rollq.samples import claim, closed, journal, prompt
 from tests.rollq_integrations.player import SAMPLED, episode, queued
 from tests.rollq_integrations.test_trl_async import Engines
 from tests.rollq_integrations.tiny import SIZE, model, tokenizer
@@ -62,6 +62,13 @@ def play_scored(ledger: Ledger, job_id: str) -> None:
     save_extras(ledger.scripts, job_id, lease, extras)
     blob = encode_event(end, job_id)
     ledger.complete(job_id, lease, index, [blob], turns=2, sampled_tokens=SAMPLED, total_tokens=13)
+
+
+def play_nothing(ledger: Ledger, job_id: str) -> None:
+    lease = claim(ledger, job_id, f"token-{job_id}").lease
+    index = journal(ledger, job_id, lease, [prompt(1, 2)])
+    blob = encode_event(closed(0.0), job_id)
+    ledger.complete(job_id, lease, index, [blob], turns=0, sampled_tokens=0, total_tokens=2)
 
 
 def trainer(worker: DistillationWorker, folder: Path, **settings: Any) -> Any:
@@ -105,12 +112,13 @@ def submit(client: Client, ledger: Ledger, teachers: dict[str, Any]) -> None:
         ]
     )
     for job_id in queued(ledger):
-        play_scored(ledger, job_id)
+        play_nothing(ledger, job_id) if "/g0/" in job_id else play_scored(ledger, job_id)
 
 
 def test_steps_train_towards_the_scores_of_the_run(
     client: Client, ledger: Ledger, tmp_path: Path
 ) -> None:
+    """A group in which nothing was sampled is passed over."""
     submit(client, ledger, {"math": {"top_k": 2}})
     training = trainer(DistillationWorker(client, teacher="math"), tmp_path)
     seen = []
@@ -131,7 +139,7 @@ def test_steps_train_towards_the_scores_of_the_run(
         ids, logprobs = (inputs[f"teacher_topk_{what}"][mask] for what in ("ids", "logprobs"))
         assert mask.sum() == SIZE * SAMPLED and ids[:, :2].tolist() == [TOP] * len(own)
         assert ids[:, 2].tolist() == own.tolist() and (logprobs[:, 2] == OWN).all()
-    assert len(seen) == 2 and client.stats()["groups_acked"] == 2
+    assert len(seen) == 2 and client.stats()["groups_acked"] == 3
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,8 @@ class DistillationWorker(RolloutWorker):
 
     def _samples(self, batch: Batch) -> Iterator[Any]:
         arrays = batch.arrays(traces=self._traces)
+        if not len(arrays.rewards):
+            return  # nothing was sampled
         if self._teacher not in arrays.teacher_top_ids:
             raise SettingsError(
                 f"run {self.client.run}: its jobs have no likeliest tokens of a teacher "

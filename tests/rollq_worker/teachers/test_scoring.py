@@ -170,7 +170,8 @@ def test_without_scores_the_attempt_fails(
 def test_a_prompt_that_the_template_did_not_write_gets_no_prefix():
     played = run(CALL, "done, bye")
     prompt = replace(played.events[0], ids=char_ids("another prompt"))
-    with pytest.raises(JobFailure, match="the template did not write"):
+    says = f"^{played.job.id}: the prefix of teacher 'math': .*: leave the prefix out"
+    with pytest.raises(JobFailure, match=says):
         taught(replace(played, events=(prompt, *played.events[1:])), Teaching(), prefix="x")
 
 

@@ -26,7 +26,9 @@ def check_models(job: Job, models: Collection[str]) -> None:
     JobFailure for several models in a conversation of rollq's own loop.
     """
     if job.models and not is_program(job.agent):
-        raise JobFailure(f"models are for an agent program, and {job.agent} has one conversation")
+        raise JobFailure(
+            f"{job.id}: models are for an agent program, and {job.agent} has one conversation"
+        )
     named = {f"teacher {name!r}": Teacher.read(each).model for name, each in job.teachers.items()}
     named |= {f"model {name!r}": each.get("model", "") for name, each in job.models.items()}
     for what, model in named.items():

@@ -25,7 +25,7 @@ def prompt_with(prefix: str, prompt: Prompt, renderer: Renderer) -> array[int]:
     rest = _length_of_equal(reversed(before[same:]), reversed(after[same:]))
     end = len(before) - rest
     if prompt.ids[:end] != before[:end]:
-        raise JobFailure("a prefix cannot be put before a prompt that the template did not write")
+        raise JobFailure("the prompt is not as the template writes it: leave the prefix out")
     return after[: len(after) - rest] + prompt.ids[end:]
 
 

@@ -118,7 +118,7 @@ class _Asked:
             raise JobFailure(f"{self._job.id}: teachers score text alone, and it has images")
         ids = prompt.ids
         if self._teacher.prefix:
-            ids = prompt_with(self._teacher.prefix, prompt, self._renderer_of(prompt.tools))
+            ids = self._prompt_with_prefix(prompt)
         start = len(ids) - 1
         mask = _mask(response)
         last = mask.rindex(1) + 1
@@ -130,6 +130,12 @@ class _Asked:
         if self._teacher.top_k:
             self._keep_top(scores, mask)
         return self._teacher.adapter or got.versions[-1].version
+
+    def _prompt_with_prefix(self, prompt: Prompt) -> array[int]:
+        try:
+            return prompt_with(self._teacher.prefix, prompt, self._renderer_of(prompt.tools))
+        except JobFailure as e:
+            raise JobFailure(f"{self._job.id}: the prefix of teacher {self._name!r}: {e}") from e
 
     def _keep_top(self, scores: Scores, mask: bytes) -> None:
         if {len(ids) for ids in scores.top_ids} != {self._teacher.top_k}:

@@ -78,7 +78,7 @@ def unpack(packed: IO[bytes], folder: Path) -> None:
             place = folder / entry.name
             if entry.isdir():
                 place.mkdir(exist_ok=True)
-            elif entry.isreg():
+            elif entry.isreg() and not entry.issparse():  # its holes would be written out
                 _write(tar, entry, place)
             elif entry.issym():
                 if "/" in entry.name and not {"", ".."} & set(entry.linkname.split("/")):

@@ -12,7 +12,7 @@ import pytest
 from rollq.env import Action
 from rollq.errors import EnvironmentFailure
 from rollq_integrations.harbor import load
-from rollq_integrations.harbor.artifacts import copy, unpack
+from rollq_integrations.harbor.artifacts import LARGEST_COPY, copy, unpack
 from rollq_integrations.sandbox import Container
 from rollq_worker.commands.env.check import check_environment
 from tests import container_engine
@@ -224,6 +224,18 @@ def test_a_packed_file_stays_in_its_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "in").mkdir()
     unpack(packed, tmp_path / "in")
     assert [*tmp_path.rglob("*")] == [tmp_path / "in"]
+
+
+def test_holes_of_a_packed_file_do_not_fill_the_disk(tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        entry = tarfile.TarInfo("big")
+        size = str(LARGEST_COPY + 1)
+        entry.pax_headers = {"GNU.sparse.map": f"{size},0", "GNU.sparse.size": size}
+        tar.addfile(entry)
+    packed.seek(0)
+    unpack(packed, tmp_path)
+    assert [*tmp_path.iterdir()] == []
 
 
 COUNTER = """

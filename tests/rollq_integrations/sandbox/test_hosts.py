@@ -2,12 +2,18 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from docker.errors import APIError
 
-from rollq.errors import ServiceAway
+from rollq.errors import EnvironmentFailure, ForOtherWorkers, ServiceAway
+from rollq_integrations.sandbox import Container
+from rollq_integrations.sandbox.containers import container as container_module
 from rollq_integrations.sandbox.containers.hosts import Host, host_at, hosts, place
 from tests import container_engine
 from tests.conftest import free_port
@@ -65,6 +71,50 @@ def test_a_container_goes_to_the_host_with_the_fewest(
     first.containers.clear()
     second.containers.pop()
     assert set(places(2)) == {first} and set(places(2)) == {first, second}
+
+
+@pytest.mark.parametrize(
+    ("addresses", "says"),
+    [
+        ("ssh://me@there:2x/engine", "container engines, ROLLQ_SANDBOX_HOSTS: Port could not .*2x"),
+        ("tcp://127.0.0.1:1,ssh://there:99999", "ROLLQ_SANDBOX_HOSTS: Port out of range"),
+    ],
+)
+def test_what_is_no_address(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, addresses: str, says: str
+) -> None:
+    with monkeypatch.context() as wrong:
+        wrong.setenv("ROLLQ_SANDBOX_HOSTS", addresses)
+        with pytest.raises(ForOtherWorkers, match=says):
+            hosts()
+    monkeypatch.setenv("ROLLQ_SANDBOX_HOSTS", "tcp://127.0.0.1:1, ")
+    assert [str(host) for host in hosts()] == ["tcp://127.0.0.1:1"]
+
+
+def test_a_service_shares_the_network_of_its_container(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Docker's package takes `network` before the mode."""
+    host = host_at(stack.enter_context(engine()))
+    monkeypatch.setenv("ROLLQ_SANDBOX_HOSTS", str(host))
+    monkeypatch.setenv("ROLLQ_SANDBOX_NETWORK", "inside")
+    monkeypatch.setattr(container_module, "have_image", lambda *_: None)
+    monkeypatch.setattr(container_module, "_is_internal", lambda *_: True)
+    monkeypatch.setattr(container_module, "_service", lambda *_: ["sh"])
+    created: list[str] = []
+
+    def create(config: Any, *_: object) -> None:
+        created.append(config["HostConfig"]["NetworkMode"])
+        raise APIError("no more is needed")
+
+    monkeypatch.setattr(host.client.api, "create_container_from_config", create)
+    with Container("x") as main, pytest.raises(EnvironmentFailure, match="no more"):
+        main.run(["true"])
+    main._started = Future()
+    main._started.set_result(SimpleNamespace(id="main"))
+    with Container("x", beside=main) as service, pytest.raises(EnvironmentFailure):
+        service.run(["true"])
+    assert created == ["inside", "container:main"]
 
 
 def test_a_host_that_is_away_is_passed_over(

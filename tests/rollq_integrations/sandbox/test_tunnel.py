@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rollq_integrations.sandbox.containers.engine import sweep
+from rollq_integrations.sandbox.containers.hosts import host_at, hosts
 from rollq_integrations.sandbox.containers.tunnel import Tunnel
 from tests.waiting import until
 
@@ -83,6 +85,15 @@ def test_it_opens_again_where_it_has_ended(pids: Path, engine: str) -> None:
     assert reaches(tunnel) and len(pids.read_text().split()) == 2
     tunnel.close()
     assert not any(runs(int(pid)) for pid in pids.read_text().split())
+
+
+def test_a_sweep_opens_it(pids: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No container may have been placed at that host yet."""
+    monkeypatch.setenv("ROLLQ_SANDBOX_HOSTS", f"ssh://me@there:22{tmp_path}/none")
+    sweep()
+    assert pids.read_text()
+    hosts()[0].close()
+    host_at.cache_clear()
 
 
 def test_it_ends_with_its_worker(pids: Path, engine: str) -> None:

@@ -248,6 +248,7 @@ class Container:
     ) -> "EngineContainer":
         with failures(f"a container of {options['image']}"):
             if beside:
+                options.pop("network", None)  # it would go before the mode
                 options["network_mode"] = f"container:{beside._started.result().id}"
             try:
                 container = self._host.client.containers.create(**options)

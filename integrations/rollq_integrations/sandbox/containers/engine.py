@@ -45,8 +45,9 @@ def sweep(age: str = "2m") -> None:
     too.
     """
     for host in hosts():
-        with suppress(RollqError), failures(f"removing containers at {host}"):
-            _sweep(host.client, age)
+        if host.answers():
+            with suppress(RollqError), failures(f"removing containers at {host}"):
+                _sweep(host.client, age)
 
 
 def _sweep(engine: "docker.DockerClient", age: str) -> None:

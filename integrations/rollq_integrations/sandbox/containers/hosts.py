@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from rollq.env import mask_url
-from rollq.errors import JobFailure, ServiceAway
+from rollq.errors import ForOtherWorkers, JobFailure, ServiceAway
 from rollq.pip_extras import install_line
 from rollq_integrations.sandbox.containers.tunnel import SCHEME, Tunnel
 
@@ -100,13 +100,18 @@ def host_at(address: str) -> Host:
 
 
 def hosts() -> list[Host]:
-    """The hosts of this worker. Raises JobFailure where the package docker is missing."""
+    """The hosts of this worker. Raises JobFailure where the package docker is missing, and
+    ForOtherWorkers where an address is none.
+    """
     try:
         import docker  # noqa: F401
     except ImportError as e:
         raise JobFailure(f"containers need the package docker: {install_line('containers')}") from e
-    addresses = os.environ.get(HOSTS) or os.environ.get("DOCKER_HOST", "")
-    return [host_at(address.strip()) for address in addresses.split(",")]
+    addresses = (os.environ.get(HOSTS) or os.environ.get("DOCKER_HOST", "")).strip(", ")
+    try:
+        return [host_at(address.strip()) for address in addresses.split(",")]
+    except ValueError as e:  # its port
+        raise ForOtherWorkers(f"the addresses of container engines, {_variable()}: {e}") from e
 
 
 def place(container: object) -> Host:
@@ -119,5 +124,8 @@ def place(container: object) -> Host:
             host.containers.add(container)
             return host
     problems = "; ".join(f"at {host} does not answer: {host.problem}" for host in every_host)
-    variable = HOSTS if os.environ.get(HOSTS) else "DOCKER_HOST"
-    raise ServiceAway(f"the container engine {problems}; {REMEDY.format(variable)}")
+    raise ServiceAway(f"the container engine {problems}; {REMEDY.format(_variable())}")
+
+
+def _variable() -> str:
+    return HOSTS if os.environ.get(HOSTS) else "DOCKER_HOST"

@@ -25,6 +25,8 @@ from rollq.teachers import is_score, teacher_of
 from rollq.traces import Kind, trace_kinds
 from rollq.trajectory_extras import Extra, little_endian
 
+AGENT_REWARDS = "agent_rewards"
+"""Key of `Closed.info`: `Grade.rewards`."""
 Traces = str | Callable[[Sequence["Segment"]], Sequence["Segment"]]
 """Traces to train on: `all`, `main`, `longest`, or a function of a trajectory's segments that
 returns some of them.
@@ -188,7 +190,7 @@ class Trajectory:
     @property
     def rewards(self) -> Mapping[str, float]:
         """Rewards of single agents (`Grade.rewards`), by their names in `Job.models`."""
-        return self.info.get("rewards", {}) if self.job.models else {}
+        return self.info.get(AGENT_REWARDS, {}) if self.job.models else {}
 
     @property
     def failure(self) -> FailureClass | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import requests
 
 from rollq.client.consuming.functions import unequal_rewards
 from rollq.env import Grade
@@ -109,6 +110,15 @@ def test_another_name_is_refused_and_without_models_any_name_is_the_policy() -> 
     def agent(episode: Any) -> str:
         with pytest.raises(Refused, match=r"404 model_not_found: .*'gpt'.* rollq, red, blue, old"):
             ask(episode, [user("begin")], model="gpt")
+        with pytest.raises(Refused, match=r"404 model_not_found: the model is .'red'.;"):
+            ask(episode, [user("begin")], model=["red"])
+        headers = {"Authorization": f"Bearer {episode.api_key}"}
+        for version, more in (({}, "object"), ({"anthropic-version": "1"}, "has_more")):
+            listed = requests.get(
+                f"{episode.base_url}/models", headers={**headers, **version}, timeout=60
+            )
+            assert [each["id"] for each in listed.json()["data"]] == ["rollq", "red", "blue", "old"]
+            assert more in listed.json()
         return str(ask(episode, [user("begin")], model="red")["content"])
 
     played(agent, Engines())
@@ -179,6 +189,17 @@ def test_a_reward_for_nobody_fails_the_environment() -> None:
 
     with pytest.raises(EnvironmentFailure, match="a reward for rde, and the job's models are red"):
         played(game("red", "blue"), Engines(), environment=Typo())
+
+
+def test_rewards_among_an_environments_own_facts_are_no_agents() -> None:
+    """Harbor's tests and verifiers' rubrics have some, by names of their own."""
+
+    class Facts(FakeEnvironment):
+        def grade(self) -> Grade:
+            return Grade(0.5, {"rewards": {"reward": 0.5, "red": {"score": 1}}})
+
+    done = played(game("red", "blue"), Engines(), environment=Facts())
+    assert done.rewards == {} and batch_of([done, done]).arrays().rewards.tolist() == [0.5] * 4
 
 
 @pytest.mark.parametrize(

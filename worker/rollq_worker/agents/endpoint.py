@@ -293,10 +293,11 @@ class _Served:
             return web.json_response({"input_tokens": number})
 
     async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
-        return web.json_response(_form_of(http).models())
+        names = [MODEL, *self._episode.job.models]
+        return web.json_response(_form_of(http).models(names))
 
     async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Any name means the policy."""
+        """Any name means the policy, unless the job names models."""
         return web.json_response(_form_of(http).model(http.path.removeprefix(MODELS)))
 
     async def _opening(self, http: web.BaseRequest) -> web.StreamResponse:
@@ -355,7 +356,7 @@ def _request(dialect: Dialect, body: bytes, job: Job) -> TurnRequest:
     name = fields.get("model")
     if not job.models or name == MODEL:
         return request
-    if name not in job.models:
+    if not isinstance(name, str) or name not in job.models:
         raise RequestRefused(
             f"the model is {name!r:.80}; the job has {', '.join((MODEL, *job.models))}",
             param="model",

@@ -12,6 +12,7 @@ import time
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from rollq.events import Event, Replied, VersionSpan
 from rollq_worker.protocols import Engine, Generated, SampleRequest
@@ -35,7 +36,7 @@ class OtherModels:
     def generate(self, request: SampleRequest) -> Generated:
         """See `protocols.Engine`."""
         key = _key(request)
-        if self._recorded[key]:
+        with suppress(IndexError):  # of equal requests at once, one takes the last
             return _again(self._recorded[key].popleft())
         at = time.time()
         reply = self._engine.generate(request)

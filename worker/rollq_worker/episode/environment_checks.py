@@ -10,7 +10,7 @@ from rollq.env import Environment, Grade, Observation, RewardFunction
 from rollq.errors import EnvironmentFailure, RewardFailure
 from rollq.events import Closed, Stop
 from rollq.job import Json
-from rollq.trajectory import Trajectory
+from rollq.trajectory import AGENT_REWARDS, Trajectory
 from rollq_worker.failures import errors_become
 
 
@@ -47,7 +47,7 @@ def with_end(played: Trajectory, closed: Closed, reward: RewardFunction | None) 
     if reward is not None:
         closed = _rewarded(played, closed, reward)
     models = played.job.models
-    unknown = {*closed.info.get("rewards", ())} - {*models} if models else ()
+    unknown = {*closed.info.get(AGENT_REWARDS, ())} - {*models} if models else ()
     if unknown:
         failure = EnvironmentFailure if reward is None else RewardFailure
         raise failure(
@@ -77,7 +77,7 @@ def _checked_info(grade: Grade) -> dict[str, Json]:
     if grade.rewards:
         for reward in grade.rewards.values():
             _check_reward(reward)
-        info["rewards"] = {name: float(reward) for name, reward in grade.rewards.items()}
+        info[AGENT_REWARDS] = {name: float(reward) for name, reward in grade.rewards.items()}
     for key, value in info.items():
         try:
             json.dumps({key: value}, allow_nan=False)

@@ -5,7 +5,7 @@ The form: https://platform.openai.com/docs/api-reference/chat. It knows no HTTP.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rollq.events import Message
@@ -207,8 +207,8 @@ def model(name: str = MODEL) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "rollq"}
 
 
-def models() -> dict[str, Any]:
-    return {"object": "list", "data": [model()]}
+def models(names: Sequence[str]) -> dict[str, Any]:
+    return {"object": "list", "data": [*map(model, names)]}
 
 
 def _head(turn: Turn, kind: str) -> dict[str, Any]:

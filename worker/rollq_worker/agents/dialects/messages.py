@@ -213,8 +213,9 @@ def model(name: str = MODEL) -> dict[str, Any]:
     return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
-def models() -> dict[str, Any]:
-    return {"data": [model()], "first_id": MODEL, "last_id": MODEL, "has_more": False}
+def models(names: Sequence[str]) -> dict[str, Any]:
+    ends = {"first_id": names[0], "last_id": names[-1]}
+    return {"data": [*map(model, names)], **ends, "has_more": False}
 
 
 def error(refused: RequestRefused) -> dict[str, Any]:

@@ -228,12 +228,13 @@ def _waits(command: Any) -> bool:
 
 
 def _environment(path: Path, service: Mapping[str, Any]) -> dict[str, str]:
-    """The service's variables, but for those of the harness itself."""
+    """The service's variables, but for those of the harness itself. `$$` is a dollar sign."""
     listed = service.get("environment") or {}
     if isinstance(listed, list):
         pairs = [text.partition("=") for text in listed]
         listed = {name: value if equals else None for name, equals, value in pairs}
-    return variables(path, dict(_own(listed)))
+    values = variables(path, dict(_own(listed)))
+    return {name: text.replace("$$", "$") for name, text in values.items()}
 
 
 def _own(listed: Mapping[str, Json]) -> Iterator[tuple[str, Json]]:

@@ -99,7 +99,10 @@ class HarborEpisode:
     def _begin(self, box: Sandbox, step: Step) -> None:
         """Sets a step up: its files and `setup.sh` in the folder where commands begin."""
         if step.files is not None:
-            box.upload(step.files, box.run(["pwd"]).output.strip())
+            place = box.run(["pwd"])
+            self._check("its folder", place)
+            for file in sorted(step.files.iterdir()):  # so the folder keeps its owner and mode
+                box.upload(file, f"{place.output.strip()}/{file.name}")
             if (step.files / "setup.sh").is_file():
                 result = box.run(["bash", "setup.sh"], seconds=step.agent_s, user=step.user)
                 self._check(f"setup.sh of the step {step.name}", result)

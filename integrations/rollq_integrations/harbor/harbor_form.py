@@ -155,6 +155,8 @@ def _step(
     _check_folders(path, folder)
     places = {path / "tests": None, folder / "tests": None}
     least = step.get("min_reward") or {}
+    if not isinstance(least, dict):
+        least = {"reward": least}
     return Step(
         name=name,
         instruction=instruction_of(path, (folder / "instruction.md").read_text())
@@ -168,7 +170,7 @@ def _step(
         artifacts=_artifacts(path, [*_list(settings), *_list(step)]),
         files=folder / "workdir" if name and (folder / "workdir").is_dir() else None,
         healthcheck=_healthcheck(path, table(step, "healthcheck")),
-        least=dict(least) if isinstance(least, dict) else {"reward": float(least)},
+        least={reward: float(value) for reward, value in least.items()},
         solution=folder / "solution" if (folder / "solution" / "solve.sh").is_file() else None,
     )
 

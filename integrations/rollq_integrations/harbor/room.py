@@ -2,7 +2,7 @@
 
 import os
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from rollq.env import Sandbox, SandboxSpec
@@ -51,8 +51,9 @@ class Room:
             ) from e
 
     def close(self) -> None:
-        for sandbox in (*self._services, self.main):
-            sandbox.close()
+        with ExitStack() as stack:  # all, also where one fails to
+            for sandbox in (self.main, *self._services):
+                stack.callback(sandbox.close)
 
 
 def one_sandbox(place: SandboxSpec) -> Sandbox:

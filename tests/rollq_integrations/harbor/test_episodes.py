@@ -126,6 +126,49 @@ def test_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert played.step(Action("respond", {"content": "Done."})).done
 
 
+def test_files_of_a_step_go_into_the_folder_of_its_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = dict.fromkeys(
+        ("instruction.md", "workdir/notes", "workdir/src/x", "tests/test.sh"), "x"
+    )
+    task = harbor(
+        tmp_path / "one",
+        "[[steps]]\nname = 'first'",
+        **{f"steps/first/{name}": text for name, text in files.items()},
+    )
+    container = FakeContainer(pwd=CommandResult("/app\n", 0))
+    monkeypatch.setattr(room, "make_sandbox", lambda maker, spec: container)
+    HarborEpisode(read(task))
+    workdir = task / "steps/first/workdir"
+    # not /app itself, which would get the owner and the mode of the task's folder
+    assert container.uploaded == {"/app/notes": workdir / "notes", "/app/src": workdir / "src"}
+    container._results = {"pwd": CommandResult("no such folder", 126)}
+    with pytest.raises(EnvironmentFailure, match="one: its folder: no such folder"):
+        HarborEpisode(read(task))
+
+
+def test_every_sandbox_of_a_task_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unclosable(FakeContainer):
+        def close(self) -> None:
+            super().close()
+            raise EnvironmentFailure("it does not answer")
+
+    compose = "services: {main: {}, db: {image: x}, cache: {image: x}}"
+    made: list[FakeContainer] = []
+
+    def make(maker: str, spec: SandboxSpec) -> FakeContainer:
+        made.append(Unclosable() if spec.beside else FakeContainer())
+        return made[-1]
+
+    monkeypatch.setattr(room, "make_sandbox", make)
+    task = harbor(tmp_path / "one", "", **{"environment/docker-compose.yaml": compose})
+    played = HarborEpisode(read(task))
+    with pytest.raises(EnvironmentFailure, match="does not answer"):
+        played.close()
+    assert [each.closed for each in made] == [True] * 3
+
+
 @pytest.mark.parametrize(
     ("files", "reward"),
     [

@@ -192,6 +192,7 @@ def test_root_is_a_user(tmp_path: Path) -> None:
         ("[verifier]\nenvironment_mode = 'Separate'", "asks for the environment_mode 'Separate'"),
         ("artifacts = '/x'", "artifacts is not a list of paths"),
         ("artifacts = 7", "artifacts is not a list of paths"),
+        ("[[steps]]\nname = ''\nmin_reward = {reward = 'high'}", "could not convert .*'high'"),
         ("artifacts = [1]", "artifacts is not a list of paths"),
         ("[environment]\ncpus = 0", "cpus is 0, not a number above 0"),
         ("[environment]\ncpus = nan", "cpus is nan, not"),
@@ -472,7 +473,7 @@ services:
     image: redis:${VERSION:-7}
     volumes: ["data:/var/lib/redis"]
     networks: [all]
-    environment: {A: "1"}
+    environment: {A: "1$$"}
     healthcheck: {test: "ping $$HOST", interval: 500ms, timeout: 3s, start_period: 1h}
 """
 
@@ -482,7 +483,7 @@ def test_services_of_docker_compose(tmp_path: Path) -> None:
     task = read(harbor(tmp_path / "one", "[environment.env]\nB = '2'", **files))
     assert task.place.env == {"COLOUR": "red", "B": "2"} and [*task.services] == ["db", "api"]
     db, api = task.services.values()
-    assert (db.place.image, db.place.env, db.place.command) == ("redis:7", {"A": "1"}, ())
+    assert (db.place.image, db.place.env, db.place.command) == ("redis:7", {"A": "1$"}, ())
     assert db.healthcheck == Healthcheck(
         command="ping $HOST",
         interval_s=0.5,

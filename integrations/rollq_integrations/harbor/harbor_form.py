@@ -215,7 +215,8 @@ def _mcp_servers(path: Path, servers: Sequence[Mapping[str, Any]]) -> str:
 
 def _check_folders(path: Path, step: Path) -> None:
     """Raises JobFailure for a folder that is a link out of the task, and without tests."""
-    for place in (path / "environment", path / "tests", step / "tests", step / "solution"):
+    own = (step / name for name in ("tests", "solution", "workdir"))
+    for place in (path / "environment", path / "tests", *own):
         if not place.resolve().is_relative_to(path.resolve()):
             raise JobFailure(
                 f"the task {path.name} has its folder {place.name} elsewhere, by a link"

@@ -292,6 +292,11 @@ def test_a_folder_elsewhere_is_no_part_of_a_task(tmp_path: Path) -> None:
     (task / "environment").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(JobFailure, match="its folder environment elsewhere"):
         read(task)
+    steps = {"steps/a/instruction.md": "x", "steps/a/tests/test.sh": "true"}
+    task = harbor(tmp_path / "two", "[[steps]]\nname = 'a'", **steps)
+    (task / "steps/a/workdir").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(JobFailure, match="its folder workdir elsewhere"):
+        read(task)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,24 +19,27 @@ from tests.waiting import until
 SSH = (
     f"#!{sys.executable}"
     + """
-import os, socket, sys, threading
+import os, socket, sys, threading, time
 
 target, command = sys.argv[-2:]
 forward = sys.argv[sys.argv.index('-L') + 1]
 inner, outer = forward.split(":")
-if target != "me@there" or command != "cat" or "-p" not in sys.argv:
-    sys.exit(f"cannot reach {target}")
 open({pids!r}, "a").write(f"{os.getpid()}\\n")
+if target != "me@there" or command != "cat" or "-p" not in sys.argv:
+    time.sleep(1.0)
+    sys.exit(f"cannot reach {target}")
 server = socket.socket(socket.AF_UNIX)
 server.bind(inner)
+time.sleep(0.1)
 server.listen()
 
 
 def serve():
     while True:
         here, there = server.accept()[0], socket.socket(socket.AF_UNIX)
-        there.connect(outer)
-        here.sendall(there.recv(100))
+        if there.connect_ex(outer) == 0:
+            here.sendall(there.recv(100))
+        here.close()
 
 
 threading.Thread(target=serve, daemon=True).start()
@@ -81,7 +85,7 @@ def test_it_opens_again_where_it_has_ended(pids: Path, engine: str) -> None:
     assert reaches(tunnel) and reaches(tunnel)
     [first] = map(int, pids.read_text().split())
     os.kill(first, signal.SIGKILL)
-    until(lambda: not runs(first), 10)
+    until(lambda: tunnel._process is not None and tunnel._process.poll() is not None, 10)
     assert reaches(tunnel) and len(pids.read_text().split()) == 2
     tunnel.close()
     assert not any(runs(int(pid)) for pid in pids.read_text().split())
@@ -110,3 +114,12 @@ def test_it_ends_with_its_worker(pids: Path, engine: str) -> None:
 def test_it_says_why_it_does_not_open(pids: Path) -> None:
     with pytest.raises(ConnectionError, match="cannot reach elsewhere"):
         Tunnel("ssh://elsewhere").open()
+
+
+def test_those_who_wait_for_one_attempt_share_its_failure(pids: Path) -> None:
+    """Else the last of 64 episodes would wait 64 times as long for a host that is away."""
+    tunnel = Tunnel("ssh://elsewhere")
+    with ThreadPoolExecutor(8) as threads:
+        attempts = [threads.submit(tunnel.open) for _ in range(8)]
+        assert all("cannot reach elsewhere" in str(each.exception()) for each in attempts)
+    assert len(pids.read_text().split()) == 1

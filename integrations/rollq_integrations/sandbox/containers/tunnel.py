@@ -7,6 +7,7 @@ tunnel ends with its worker, also one that is killed. It does not know engines.
 
 import atexit
 import shutil
+import socket
 import subprocess
 import tempfile
 import threading
@@ -32,16 +33,26 @@ class Tunnel:
         self._socket = Path(self._folder, "engine.sock")
         self._forward = f"{self._socket}:{url.path.rstrip('/') or DOCKERS_SOCKET}"
         self._process: subprocess.Popen[bytes] | None = None
+        self._failed_at, self._problem = 0.0, ""
         self._lock = threading.Lock()
         self.address = f"unix://{self._socket}"
         atexit.register(self.close)
 
     def open(self) -> None:
-        """Have a tunnel. Raises ConnectionError, with the words of ssh, where it does not open."""
+        """Have a tunnel. Raises ConnectionError, with the words of ssh, where it does not open.
+        Threads that wait for one attempt share its failure.
+        """
+        asked = time.monotonic()
         with self._lock:
+            if asked < self._failed_at:
+                raise ConnectionError(self._problem)
             if self._process is None or self._process.poll() is not None:
                 self._end()
-                self._process = self._start()
+                try:
+                    self._process = self._start()
+                except ConnectionError as e:
+                    self._failed_at, self._problem = time.monotonic(), str(e)
+                    raise
 
     def close(self) -> None:
         self._end()
@@ -65,7 +76,7 @@ class Tunnel:
                 stderr=stderr,
             )
         until = time.monotonic() + START_S
-        while not self._socket.exists():
+        while not self._listens():
             if process.poll() is None and time.monotonic() < until:
                 time.sleep(0.05)
                 continue
@@ -73,3 +84,7 @@ class Tunnel:
             process.communicate()
             raise ConnectionError(words.read_text(errors="replace") or "ssh takes too long")
         return process
+
+    def _listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(str(self._socket)) == 0

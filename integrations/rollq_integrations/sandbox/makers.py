@@ -28,7 +28,7 @@ def _maker(name: str) -> SandboxMaker:
     entries = entry_points(group=GROUP)
     makers = {entry.value: entry for entry in entries if entry.name == name}
     if len(makers) != 1:
-        names = ", ".join(sorted({entry.name for entry in entries}))
+        names = ", ".join(sorted({entry.name for entry in entries})) or "none"
         raise ForOtherWorkers(
             f"{len(makers)} packages here have a maker of sandboxes {name!r}; there are {names} "
             f"(packages add more: {GROUP!r})"

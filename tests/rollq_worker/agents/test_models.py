@@ -15,6 +15,7 @@ from rollq.errors import ContractError, EnvironmentFailure, RewardFailure
 from rollq.events import Replied, Sampled
 from rollq.job import Job
 from rollq.trajectory import Trajectory
+from rollq_worker.agents import growth
 from rollq_worker.episode.environment_checks import with_end
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeUser
 from rollq_worker.protocols import Generated, SampleRequest
@@ -87,6 +88,20 @@ def test_each_model_has_traces_of_its_own_and_a_frozen_one_none() -> None:
     # the frozen model's own turns went on as tokens
     last = text_of(engine.requests[-1])
     assert last.startswith("[user]begin[user]red says red 1[assistant]old 1")
+
+
+def test_conversations_of_a_frozen_model_take_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "LARGEST", 50_000)
+
+    def agent(episode: Any) -> str:
+        ask(episode, [user("begin")], model="red")
+        with pytest.raises(Refused, match="journal_full"):
+            for number in range(100):
+                ask(episode, [user(f"{number} {'x' * 2_000}")], model="old")
+        return "over"
+
+    engine = Engines()
+    assert played(agent, engine).stop == "length" and engine.asked.count("old") < 10
 
 
 def test_equal_conversations_of_two_models_are_two_traces() -> None:

@@ -468,9 +468,13 @@ class AgentEpisode:
             self._record_now(event)
 
     def _record_in(self, tree: TraceTree, event: Event) -> None:
-        """Record an event of one of its traces, unless they are of models that are not trained."""
+        """Record an event of one of its traces, unless they are of models that are not trained.
+        These take memory, too.
+        """
         if tree is self._tree:
             self._record(event)
+        else:
+            self._growth.add(event)
 
     def _record(self, event: Event) -> None:
         self._journal.hold_back(event)

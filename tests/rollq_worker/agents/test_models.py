@@ -101,7 +101,8 @@ def test_conversations_of_a_frozen_model_take_memory(monkeypatch: pytest.MonkeyP
         return "over"
 
     engine = Engines()
-    assert played(agent, engine).stop == "length" and engine.asked.count("old") < 10
+    played(agent, engine)
+    assert 1 < engine.asked.count("old") < 10
 
 
 def test_equal_conversations_of_two_models_are_two_traces() -> None:
@@ -194,15 +195,19 @@ def test_a_reward_function_has_the_last_word_on_each_reward() -> None:
     assert made.closed is not None
     judged = with_end(ungraded, made.closed, lambda *_: Grade(0.25, rewards={"blue": 2.0}))
     assert (judged.reward, judged.rewards) == (0.25, {"blue": 2.0})
+    given: list[Grade] = []
+    with_end(ungraded, made.closed, lambda _, grade: given.append(grade) or 0.0)
+    assert given[0].rewards == Graded.rewards
     with pytest.raises(RewardFailure, match="nan"):
         with_end(ungraded, made.closed, lambda *_: Grade(0.25, rewards={"blue": float("nan")}))
 
 
-def test_a_reward_for_nobody_fails_the_environment() -> None:
+@pytest.mark.parametrize("name", ["rde", 1])
+def test_a_reward_for_nobody_fails_the_environment(name: Any) -> None:
     class Typo(Graded):
-        rewards = {"rde": 1.0}  # noqa: RUF012
+        rewards = {name: 1.0}  # noqa: RUF012
 
-    with pytest.raises(EnvironmentFailure, match="a reward for rde, and the job's models are red"):
+    with pytest.raises(EnvironmentFailure, match=f"a reward for {name}, and the job's models are"):
         played(game("red", "blue"), Engines(), environment=Typo())
 
 

@@ -59,7 +59,7 @@ def with_end(played: Trajectory, closed: Closed, reward: RewardFunction | None) 
 
 def _rewarded(played: Trajectory, closed: Closed, reward: RewardFunction) -> Closed:
     """The end with the function's grade. Its info also has the environment's, as `env_reward`."""
-    before = Grade(closed.reward or 0.0, closed.info)
+    before = Grade(closed.reward or 0.0, closed.info, closed.info.get(AGENT_REWARDS, {}))
     with errors_become(RewardFailure, f"the reward {played.job.reward!r}"):
         grade = reward(played, before)
         if not isinstance(grade, Grade):
@@ -77,7 +77,7 @@ def _checked_info(grade: Grade) -> dict[str, Json]:
     if grade.rewards:
         for reward in grade.rewards.values():
             _check_reward(reward)
-        info[AGENT_REWARDS] = {name: float(reward) for name, reward in grade.rewards.items()}
+        info[AGENT_REWARDS] = {str(name): float(reward) for name, reward in grade.rewards.items()}
     for key, value in info.items():
         try:
             json.dumps({key: value}, allow_nan=False)

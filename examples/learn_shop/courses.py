@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from examples.learn_shop.demonstrations import demonstration
+from examples.learn_shop.demonstrations import RIGHT, demonstration
 from examples.learn_shop.policy import TEMPLATE, make, save
 from examples.learn_shop.train import Options
 from examples.learn_shop.warm_start import ROWS, warm_start
@@ -82,7 +82,16 @@ class Course:
             "seed": self.options.seed,
         }
 
-    def _make(self, start: Path, say: Say) -> None:
+    def teacher(self, folder: Path, say: Say) -> Path:
+        """The folder of a policy that has learned from demonstrations without mistakes. It is made
+        once.
+        """
+        teacher = folder / "teacher"
+        if not (teacher / "config.json").exists():
+            self._make(teacher, say, right=1.0)
+        return teacher
+
+    def _make(self, start: Path, say: Say, right: float = RIGHT) -> None:
         options, rng = self.options, random.Random(self.options.seed)
         vocabulary = self.pretrained or BUNDLED
         tokenizer = vocabulary_of(vocabulary)
@@ -91,7 +100,7 @@ class Course:
         )
         say(f"warm start: playing demonstrations of {options.env}")
         episodes = [
-            demonstration(options.env, tokenizer, rng)
+            demonstration(options.env, tokenizer, rng, right)
             for _ in range(min(self.warm_steps * ROWS, EPISODES))
         ]
         how = {"rate": self.warm_rate, "at_once": options.at_once, "bf16": options.bf16}

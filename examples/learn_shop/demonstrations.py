@@ -24,7 +24,7 @@ from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.users.scripted import ScriptedUser
 
 RIGHT = 0.3
-"""How often the clerk does what the customer asked for."""
+"""How often the clerk of a warm start does what the customer asked for."""
 CALLS = sum(call is not None for _, call in REQUESTS)
 """Number of requests that take a call. They are the first ones."""
 MISTAKEN = 2
@@ -54,14 +54,18 @@ class Player:
         )
 
 
-def demonstration(env: str, tokenizer: Tokenizer, rng: random.Random) -> Trajectory:
-    """One episode of a random training task of `shop` or `shop:desk`."""
+def demonstration(
+    env: str, tokenizer: Tokenizer, rng: random.Random, right: float = RIGHT
+) -> Trajectory:
+    """One episode of a random training task of `shop` or `shop:desk`. `right`: how often the clerk
+    of the desk does what the customer asked for.
+    """
     tasks = domain(env)
     index = rng.randrange(tasks.splits()["train"])
     task, environment = tasks.task("train", index), tasks.open("train", index, {})
     return play(
         Job(env=env, task=index, run="demonstration", group=f"{index}"),
-        engine=_clerk(tokenizer, index, rng)
+        engine=_clerk(tokenizer, index, rng, right)
         if env == "shop:desk"
         else _erring(env, tokenizer, rng),
         renderer=ChatRenderer(tokenizer, environment.tools),
@@ -71,9 +75,9 @@ def demonstration(env: str, tokenizer: Tokenizer, rng: random.Random) -> Traject
     )
 
 
-def _clerk(tokenizer: Tokenizer, index: int, rng: random.Random) -> Player:
+def _clerk(tokenizer: Tokenizer, index: int, rng: random.Random, right: float) -> Player:
     kind = index % KINDS
-    played = kind if rng.random() < RIGHT else (kind + MISTAKEN) % CALLS
+    played = kind if rng.random() < right else (kind + MISTAKEN) % CALLS
     moves = domain("shop:desk").task("train", index - kind + played).moves
     end = array("I", [tokenizer.added_tokens[END]])
     turns = iter([tokenizer.encode(turn_text(move)) + end for move in moves])

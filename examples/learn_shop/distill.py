@@ -3,11 +3,11 @@ and two runs with something wrong.
 
     make learn ARGS=--teacher
 
-The teacher is the policy that `make learn` has trained at a staleness of 1; without one, it is
-trained first. All runs begin with the same policy and play the same tasks.
+The teacher has learned from demonstrations without mistakes. GRPO's numbers are those of `make
+learn` at a staleness of 1; without them, that run is made first. All runs begin with the same
+policy and play the same tasks.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,24 +56,24 @@ class Distillation:
 def distil(
     run: Callable[..., list[dict[str, Any]]],
     start: Path,
-    trained: Path,
+    teacher: Path,
     out: Path,
     options: Options,
     say: Say,
     grpo: list[dict[str, Any]],
     **engines: Any,
 ) -> None:
-    """Distil the trained policy, a wrong teacher and shifted scores, and draw them beside GRPO."""
+    """Distil the teacher, a wrong one and shifted scores, and draw them beside GRPO."""
     wrong = out / "wrong-teacher"
     save(make(vocabulary_of(BUNDLED), seed=options.seed + 1), wrong)
     histories = {"GRPO, staleness 1": grpo}
     for each in (
-        Distillation(title="the trained policy as teacher", folder="distil", teacher=trained),
+        Distillation(title="a teacher that knows the desk", folder="distil", teacher=teacher),
         Distillation(title="a teacher that has learned nothing", folder="wrong", teacher=wrong),
         Distillation(
             title="the teacher's scores shifted by one",
             folder="shifted",
-            teacher=trained,
+            teacher=teacher,
             change=shift_scores,
         ),
     ):
@@ -103,9 +103,3 @@ def summary(history: list[Mapping[str, Any]], options: Options) -> str:
     if reached is None:
         return f"{rewards}; {GOAL} was not reached"
     return f"{rewards}; {GOAL} after {reached * episodes} episodes"
-
-
-def last_weights(folder: Path) -> Path:
-    """The folder with the last policy of a run that is over."""
-    steps = json.loads((folder / "results.json").read_text())["steps"]
-    return folder / f"weights-{steps[-1]['step'] % 2}"

@@ -16,7 +16,7 @@ import torch
 
 from examples.learn_shop.audited import audit
 from examples.learn_shop.courses import Say, add_flags, clock, course_of, device, load, run_main
-from examples.learn_shop.distill import TEACHER, distil, last_weights
+from examples.learn_shop.distill import TEACHER, distil
 from examples.learn_shop.engines import choose_sglang, engine, threads
 from examples.learn_shop.figure import draw
 from examples.learn_shop.policy import Loss
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument(
         "--teacher",
         action="store_true",
-        help="then distil the policy that was trained at a staleness of 1 (of the tiny policy)",
+        help="then distil a teacher, in place of rewards (the tiny policy, at a staleness of 1)",
     )
     args = parser.parse_args()
     say = clock()
@@ -131,7 +131,7 @@ def main() -> None:
     )
     say(f"trainer: {device(course.options)}")
     if args.teacher and (args.model or args.engine or args.staleness not in (None, 1)):
-        raise SystemExit("--teacher is for the tiny policy, trained at a staleness of 1")
+        raise SystemExit("--teacher is for the tiny policy at a staleness of 1, on its own engines")
     start, histories, audited = course.start(args.out, say), {}, course.pretrained is not None
     bounds = [1] if args.teacher else [0, 1] if args.staleness is None else [args.staleness]
     for staleness in bounds:
@@ -144,8 +144,8 @@ def main() -> None:
         )
     if args.teacher:
         [grpo] = histories.values()
-        trained = last_weights(args.out / "staleness-1")
-        distil(run, start, trained, args.out, course.options, say, grpo, sglang=sglang)
+        teacher = course.teacher(args.out, say)
+        distil(run, start, teacher, args.out, course.options, say, grpo, sglang=sglang)
         return
     picture = draw(histories, args.out / "learn.png")
     for name, history in histories.items():

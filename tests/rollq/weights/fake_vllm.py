@@ -27,6 +27,8 @@ class FakeVllm(FakeEngine):
         self.loads_adapters = adapters
         self.device = "cuda"
         self.head = "lm_head"
+        self.lost = False
+        """True once a load has failed: it has no tensors then."""
         self.cached = True
         """True if the caches hold what other weights have left."""
 
@@ -72,11 +74,14 @@ class FakeVllm(FakeEngine):
         assert body["method"] == "reload_weights"
         path = body["kwargs"]["weights_path"]
         if not path.startswith("/weights"):
+            self.lost = True
             return 500, {"error": {"message": f"Repo id must use: {path!r}", "code": 500}}
-        self.path = path
+        self.path, self.lost = path, False
         return 200, {"results": [None]}
 
     def weight_checker(self, body: Any) -> tuple[int, Any]:
+        if self.lost:
+            return 500, {"error": {"message": "Cannot copy out of meta tensor", "code": 500}}
         return 200, {"checksums": {f"dp0:tp0:{self.head}": self.contents.get(self.path, self.path)}}
 
     def reset_prefix_cache(self, body: Any) -> tuple[int, Any]:

@@ -57,8 +57,10 @@ def test_its_version_alone_tells_that_it_has_the_weights() -> None:
         assert fleet.versions() == {engine.url: "7"}
 
 
-def test_a_folder_that_it_does_not_see_leaves_it_paused_under_the_old_version() -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_folder_that_it_does_not_see_leaves_it_paused_under_the_old_version(device: str) -> None:
     engine = FakeVllm()
+    engine.device = device
     with serving(engine) as urls:
         error = failing(Fleet(urls), "/other")
         assert error.failed == {engine.url: "update: HTTP 500 Repo id must use: '/other'"}

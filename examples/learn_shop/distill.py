@@ -24,8 +24,10 @@ from rollq_worker.tokens.tokenizer import BUNDLED
 
 TEACHER = "teacher"
 """Name of the teacher in the jobs, and of its model in the worker's settings."""
-STEPS = 20
-"""Training steps of a distillation."""
+STEPS, RATE = 20, 1.5e-3
+"""Training steps of a distillation, and their learning rate. Each token has its own advantage, so
+the rate may be higher than with rewards.
+"""
 GOAL = 0.8
 """Reward on held-out tasks that the runs are compared by."""
 
@@ -81,7 +83,7 @@ def distil(
         histories[each.title] = run(
             start,
             out / each.folder,
-            replace(options, steps=STEPS, staleness=1),
+            replace(options, steps=STEPS, rate=RATE, staleness=1),
             say,
             teacher=each.teacher,
             change=each.change,

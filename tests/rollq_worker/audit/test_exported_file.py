@@ -41,7 +41,7 @@ def test_a_file_that_is_none(tmp_path: Path, text: object, said: str) -> None:
 
 TAUGHT = record(
     teachers={"math": {"model": "large"}, "ours": {"adapter": "math@3"}, "told": {"prefix": "x"}},
-    info={"teachers": {"math": "v7", "ours": "math@3", "told": "v7"}},
+    info={"teacher_versions": {"math": "v7", "ours": "math@3", "told": "v7"}},
 )
 TAUGHT["teacher_logprobs"] = {
     name: [-0.5 * m for m in TAUGHT["mask"]] for name in TAUGHT["teachers"]
@@ -68,7 +68,7 @@ def test_a_teacher_is_read_as_if_it_had_sampled(
         ("code", {}, "no logprobs of a teacher 'code'; there are math, ours, told"),
         ("told", {}, "a prefix"),
         ("math", {"info": {}}, "no weight version of the teacher 'math'"),
-        ("math", {"info": {"teachers": 7}}, "no weight version of the teacher 'math'"),
+        ("math", {"info": {"teacher_versions": 7}}, "no weight version of the teacher 'math'"),
     ],
 )
 def test_a_teacher_that_cannot_be_audited_is_named(

@@ -72,7 +72,7 @@ def expected(trajectory: Trajectory) -> list[float]:
 def test_each_sampled_token_of_each_trace_has_the_teachers_logprob():
     trajectory = taught(made_up(), Teaching(), model="m")
     assert trajectory.teacher_logprobs["math"].tolist() == expected(trajectory)
-    assert trajectory.info["teachers"] == {"math": "t1"}
+    assert trajectory.info["teacher_versions"] == {"math": "t1"}
     rows = [segment.teacher_logprobs["math"].tolist() for segment in trajectory.segments()]
     prompts = [len(segment.prompt_ids) for segment in trajectory.segments()]
     ends = list(itertools.accumulate(trajectory.traces))
@@ -133,7 +133,10 @@ def test_scores_are_asked_for_until_they_are_of_one_version(
 ):
     engine = Teaching(*changes)
     trajectory = taught(made_up(), engine)
-    assert (len(engine.requests), trajectory.info["teachers"]) == (requests, {"math": version})
+    assert (len(engine.requests), trajectory.info["teacher_versions"]) == (
+        requests,
+        {"math": version},
+    )
     assert trajectory.teacher_logprobs["math"].tolist() == expected(trajectory)
 
 

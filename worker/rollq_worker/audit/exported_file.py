@@ -255,10 +255,12 @@ def _of_teacher(
 
 def _teacher_version(info: Mapping[str, Json], name: str, where: str) -> str:
     """The weights that the teacher scored with. Raises ContractError."""
-    versions = info.get("teachers")
+    versions = info.get("teacher_versions")
     version = versions.get(name) if isinstance(versions, Mapping) else None
     if not isinstance(version, str):
-        raise ContractError(f"{where}: info.teachers has no weight version of the teacher {name!r}")
+        raise ContractError(
+            f"{where}: info.teacher_versions has no weight version of the teacher {name!r}"
+        )
     return version
 
 

@@ -35,7 +35,7 @@ from rollq_worker.teachers.prefix import prompt_with
 
 ABORT_PAUSE_S = 0.2
 """Seconds between an abort by the engine, as for new weights, and the next try."""
-VERSIONS = "teachers"
+VERSIONS = "teacher_versions"
 """Entry of `Trajectory.info` with the weight version of each teacher."""
 
 

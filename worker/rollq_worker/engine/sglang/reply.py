@@ -70,7 +70,7 @@ def read_reply(body: bytes, request: SampleRequest, *, rid: str, vocabulary: int
         text=whole_characters(text) if isinstance(text, str) else "",
         cached_tokens=cached if type(cached) is int and 0 <= cached <= prompt else 0,
         routed_experts=experts,
-        scores=_scores(meta, request) if request.scoring else None,
+        scores=_scores(meta, request),
     )
 
 
@@ -129,8 +129,9 @@ def _logprobs(meta: dict[str, Any], ids: array[int]) -> array[float]:
         raise RequestFailed(f"unreadable output_token_logprobs: {type(e).__name__}: {e}") from e
 
 
-def _scores(meta: dict[str, Any], request: SampleRequest) -> Scores:
-    assert request.scoring is not None
+def _scores(meta: dict[str, Any], request: SampleRequest) -> Scores | None:
+    if request.scoring is None:
+        return None
     try:
         return read_scores(meta, request.ids, request.scoring)
     except (TypeError, LookupError, ValueError, OverflowError) as e:

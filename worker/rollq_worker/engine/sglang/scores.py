@@ -25,8 +25,10 @@ def read_scores(meta: dict[str, Any], ids: array[int], scoring: Scoring) -> Scor
         return Scores(logprobs)
     if len(tops) != len(entries):
         raise ValueError(f"{len(tops)} lists of likeliest tokens for {len(entries)} tokens")
-    return Scores(
-        logprobs,
-        [array("I", [entry[1] for entry in top]) for top in tops[1:]],
-        [finite(entry[0] for entry in top) for top in tops[1:]],
-    )
+    return Scores(logprobs, *_likeliest(tops[1:]))
+
+
+def _likeliest(tops: list[Any]) -> tuple[list[array[int]], list[array[float]]]:
+    """The ids and the logprobs in lists of entries."""
+    ids = [array("I", [entry[1] for entry in top]) for top in tops]
+    return ids, [finite(entry[0] for entry in top) for top in tops]

@@ -47,7 +47,7 @@ def read_reply(body: bytes, request: SampleRequest, *, rid: str, vocabulary: int
         versions=tiled_versions(choice.get("weight_versions"), "default", len(ids)),
         finish=finish,
         cached_tokens=_cached_tokens(reply.get("usage"), len(request.ids)),
-        scores=_scores(reply, request) if request.scoring else None,
+        scores=_scores(reply, request),
     )
 
 
@@ -84,8 +84,9 @@ def _logprobs(choice: dict[str, Any], ids: array[int]) -> array[float]:
         raise RequestFailed(f"unreadable logprobs: {type(e).__name__}: {e}") from e
 
 
-def _scores(reply: dict[str, Any], request: SampleRequest) -> Scores:
-    assert request.scoring is not None
+def _scores(reply: dict[str, Any], request: SampleRequest) -> Scores | None:
+    if request.scoring is None:
+        return None
     try:
         return read_scores(reply, request.ids, request.scoring)
     except (TypeError, LookupError, ValueError, OverflowError) as e:

@@ -24,7 +24,7 @@ from rollq_worker.tokens.tokenizer import BUNDLED
 
 TEACHER = "teacher"
 """Name of the teacher in the jobs, and of its model in the worker's settings."""
-STEPS, RATE = 20, 1.5e-3
+STEPS, RATE = 30, 1.5e-3
 """Training steps of a distillation, and their learning rate. Each token has its own advantage, so
 the rate may be higher than with rewards.
 """

@@ -25,7 +25,7 @@ from template_models import template_renderers, written_calls
 
 from rollq.env import RESPOND, Action
 from rollq.events import Message
-from rollq_worker.engine.prompts import PromptWriter
+from rollq_worker.engine.exchange.prompts import PromptWriter
 from rollq_worker.environments import domain
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import load_tokenizer

@@ -31,11 +31,11 @@ from rollq.ledger.keys import QUEUE
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import JobMessage
 from rollq.ledger.scripts import Scripts
-from rollq_worker.engine import generate
 from rollq_worker.engine.client import EngineClient
-from rollq_worker.engine.http import EngineHttp
+from rollq_worker.engine.exchange import generate
+from rollq_worker.engine.exchange.http import EngineHttp
+from rollq_worker.engine.exchange.prompts import PromptWriter
 from rollq_worker.engine.pool import EnginePool
-from rollq_worker.engine.prompts import PromptWriter
 from rollq_worker.process.attempts import attempt
 from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.process.job_task import JobRunner

@@ -293,7 +293,7 @@ class Trajectory:
         """The kind of each trace: `main` or `helper` (`rollq.traces`). Reading it decodes texts."""
         if self.of_agent:
             return trace_kinds(self.events)
-        return ["main" for _ in self.traces]  # one conversation, shortened or written anew
+        return ["main" for _ in self.traces]  # one conversation, shortened or written again
 
     def segments(self, traces: Traces = "all") -> list[Segment]:
         """The rows to train on: one per trace in which the policy sampled something, of those that

@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from rollq_worker.engine.generate import PROBE
+from rollq_worker.engine.exchange.generate import PROBE
 
 GENERATE = "/generate"
 CHAT = "/v1/chat/completions"

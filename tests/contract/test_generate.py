@@ -7,8 +7,8 @@ import math
 import pytest
 
 from rollq_worker.engine.detection import FoundServer
-from rollq_worker.engine.generate import probe
-from rollq_worker.engine.http import EngineHttp
+from rollq_worker.engine.exchange.generate import probe
+from rollq_worker.engine.exchange.http import EngineHttp
 from rollq_worker.engine.vocabulary_proof import TEST_TEXT
 from tests.contract.conftest import Server, spans_of
 from tests.contract.refusal_shapes import value_refusal

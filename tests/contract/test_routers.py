@@ -17,8 +17,8 @@ import requests
 
 from rollq.errors import JobFailure
 from rollq_worker.engine.client import EngineClient
+from rollq_worker.engine.exchange.replies import ADAPTER_MISSING, read_error
 from rollq_worker.engine.limits import DROPPED
-from rollq_worker.engine.replies import ADAPTER_MISSING, read_error
 from rollq_worker.protocols import Generated
 from tests.conftest import REPO, free_port
 from tests.contract.conftest import Server, replay, running

@@ -6,7 +6,7 @@ import pytest
 
 from rollq import Budget, Client, Job
 from rollq.export.record import record
-from rollq_worker.engine.generate import PROBE
+from rollq_worker.engine.exchange.generate import PROBE
 from tests.e2e.stack import Stack
 from tests.recorder import recording
 

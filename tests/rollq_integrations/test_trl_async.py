@@ -17,7 +17,7 @@ from rollq_integrations.trl import task_prompts
 from rollq_integrations.trl.async_grpo import FleetTransfer, RolloutWorker
 from tests.rollq.groups import finish_groups
 from tests.rollq_integrations.player import SAMPLED, play_job, playing, queued
-from tests.rollq_integrations.tiny import SIZE, model, tokenizer
+from tests.rollq_integrations.tiny import ON_CPU, SIZE, model, tokenizer
 from tests.waiting import until
 
 torch.set_num_threads(1)  # tensors this small are slower with several
@@ -67,13 +67,7 @@ def trainer(
         "per_device_train_batch_size": STEP,
         "num_generations": SIZE,
         "token_budget": 0,
-        "learning_rate": 1e-2,
-        "save_steps": 2,
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "disable_tqdm": True,
+        **ON_CPU,
     }
     path = folder / "model"
     model().save_pretrained(path)

@@ -25,7 +25,7 @@ from rollq_integrations.trl.async_grpo import FleetTransfer
 from tests.rollq.samples import claim, closed, journal, prompt
 from tests.rollq_integrations.player import SAMPLED, episode, queued
 from tests.rollq_integrations.test_trl_async import Engines
-from tests.rollq_integrations.tiny import SIZE, model, tokenizer
+from tests.rollq_integrations.tiny import ON_CPU, SIZE, model, tokenizer
 
 torch.set_num_threads(1)  # tensors this small are slower with several
 pytestmark = [
@@ -81,13 +81,7 @@ def trainer(worker: DistillationWorker, folder: Path, **settings: Any) -> Any:
         "max_steps": 2,
         "per_device_train_batch_size": SIZE,
         "token_budget": 0,
-        "learning_rate": 1e-2,
-        "save_steps": 2,
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "disable_tqdm": True,
+        **ON_CPU,
         # its own choice is a kernel of GPUs
         "model_init_kwargs": {"attn_implementation": "sdpa", "dtype": "float32"},
     }

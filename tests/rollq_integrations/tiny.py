@@ -1,6 +1,6 @@
 """TRL's real trainers with a tiny model on the CPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,16 @@ from rollq_worker.tokens.tokenizer import BUNDLED
 
 SIZE = 3
 """Samples of a group. Each step trains two groups."""
+ON_CPU: Mapping[str, Any] = {
+    "learning_rate": 1e-2,
+    "save_steps": 2,
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+"""Settings of every trainer here."""
 
 
 def tokenizer() -> PreTrainedTokenizerBase:
@@ -69,13 +79,7 @@ def trainer(
         "max_steps": 4,
         "num_generations": SIZE,
         "per_device_train_batch_size": 2 * SIZE,
-        "learning_rate": 1e-2,
-        "save_steps": 2,
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "disable_tqdm": True,
+        **ON_CPU,
         "seed": 7,
     }
     return RecordingTrainer(

@@ -79,9 +79,8 @@ def _shared_beginning(prompt_ids: bytes, trace: TraceEvents) -> tuple[int, int]:
 
 
 def steps(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """Actions of an agent program in the environment and replies of models that are not trained,
-    in order. `turn` is the last one that was
-    sampled before it; null for the opening.
+    """Actions of an agent program in the environment and replies of models that are not trained, in
+    order. `turn` is the last one that was sampled before it; null for the opening.
     """
     records: list[dict[str, Any]] = []
     turn: int | None = None

@@ -142,7 +142,10 @@ class LedgerReader:
             header = state.journal[0]
         trajectory = ended_by(read_trajectory(state.job, header, state.journal[1:]), state.attempt)
         if state.state is State.DONE:
-            return self._with_scores(trajectory)
+            [scored] = self._with_arrays([job_id], [trajectory], ())
+            if isinstance(scored, ContractError):
+                raise scored
+            return scored
         if state.state is not State.DEAD or trajectory.closed:
             return trajectory
         failure = state.failure or FailureClass.JOB
@@ -153,17 +156,6 @@ class LedgerReader:
             info={"reason": state.reason, "failures": dict(state.failures)},
         )
         return replace(trajectory, events=[*trajectory.events, closed])
-
-    def _with_scores(self, trajectory: Trajectory) -> Trajectory:
-        """The trajectory with its teachers' logprobs. Raises ContractError."""
-        names = list(_teachers_scores([trajectory]))
-        if not names:
-            return trajectory
-        [extras] = read_extras(self.scripts, [trajectory.job.id], names)
-        scored = _with_extras(trajectory, extras)
-        if isinstance(scored, ContractError):
-            raise scored
-        return scored
 
     def _set_aside(self, job: Job, state: JobState, attempt: int) -> Trajectory:
         if attempt not in state.set_aside:
@@ -188,7 +180,14 @@ class LedgerReader:
 
         Raises UnknownSchema when another version of rollq wrote one of them.
         """
-        trajectories = read_finished(self.scripts, job_ids)
+        return self._with_arrays(job_ids, read_finished(self.scripts, job_ids), extras)
+
+    def _with_arrays(
+        self,
+        job_ids: Sequence[str],
+        trajectories: list[Trajectory | ContractError],
+        extras: Sequence[str],
+    ) -> list[Trajectory | ContractError]:
         names = dict.fromkeys((*extras, *_teachers_scores(trajectories)))
         if not names:
             return trajectories

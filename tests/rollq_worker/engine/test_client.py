@@ -301,7 +301,7 @@ class TestFailing:
     def test_after_a_timeout_the_request_is_aborted(
         self, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("rollq_worker.engine.http.READ_TIMEOUT_S", 1.0)
+        monkeypatch.setattr("rollq_worker.engine.exchange.http.READ_TIMEOUT_S", 1.0)
         over = threading.Event()
 
         def silent(body: dict[str, Any]) -> None:

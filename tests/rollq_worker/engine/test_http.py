@@ -13,9 +13,9 @@ import pytest
 
 from rollq.errors import EngineFailure
 from rollq_worker.engine import client as engine_client
-from rollq_worker.engine import http
 from rollq_worker.engine.client import RETRIES
-from rollq_worker.engine.http import EngineConnections, EngineHttp, WaitCut
+from rollq_worker.engine.exchange import http
+from rollq_worker.engine.exchange.http import EngineConnections, EngineHttp, WaitCut
 from rollq_worker.remote.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
 from tests.rollq_worker.engine.clients import KEY, Connect, generate
 from tests.rollq_worker.engine.engine_servers import good_reply, scripted_engine

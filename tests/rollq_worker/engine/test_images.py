@@ -6,7 +6,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq_worker.engine.prompts import collapsed
+from rollq_worker.engine.exchange.prompts import collapsed
 from rollq_worker.protocols import PromptImages
 from tests.rollq_worker.engine.clients import Connect
 from tests.rollq_worker.engine.engine_servers import reply, scripted_engine

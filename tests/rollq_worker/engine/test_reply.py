@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rollq.errors import JobFailure
 from rollq.events import Finish, VersionSpan
-from rollq_worker.engine.replies import (
+from rollq_worker.engine.exchange.replies import (
     MAX_MESSAGE,
     ContextExceeded,
     EngineUnavailable,

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq_worker.engine.prompts import BLOCK, Prompt, PromptWriter, write_ids
+from rollq_worker.engine.exchange.prompts import BLOCK, Prompt, PromptWriter, write_ids
 from rollq_worker.engine.sglang.request import write_request
 
 IDS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=3 * BLOCK)

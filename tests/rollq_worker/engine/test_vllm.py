@@ -16,10 +16,10 @@ from rollq.errors import JobFailure
 from rollq.events import Finish, VersionSpan
 from rollq.trajectory_extras import ExpertShape
 from rollq_worker.engine.client import EngineClient
-from rollq_worker.engine.http import EngineHttp
-from rollq_worker.engine.prompts import write_ids
-from rollq_worker.engine.replies import AdapterMissing, EngineUnavailable, RequestFailed
-from rollq_worker.engine.server import OneRequest
+from rollq_worker.engine.exchange.http import EngineHttp
+from rollq_worker.engine.exchange.prompts import write_ids
+from rollq_worker.engine.exchange.replies import AdapterMissing, EngineUnavailable, RequestFailed
+from rollq_worker.engine.exchange.server import OneRequest
 from rollq_worker.engine.sglang.server import SGLangServer
 from rollq_worker.engine.vllm.server import (
     RAW,

@@ -4,7 +4,7 @@ array before.
 
 import pytest
 
-from rollq_worker.engine.prompts import PromptWriter, write_ids
+from rollq_worker.engine.exchange.prompts import PromptWriter, write_ids
 from rollq_worker.fakes import FakeEngine
 from rollq_worker.protocols import Generated, SampleRequest
 

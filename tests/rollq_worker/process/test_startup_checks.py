@@ -15,8 +15,8 @@ from rollq import cli
 from rollq.errors import SettingsError
 from rollq.servers.connection import connect
 from rollq.settings import Settings
-from rollq_worker.engine import generate
 from rollq_worker.engine.client import EngineClient
+from rollq_worker.engine.exchange import generate
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.process import startup_checks
 from rollq_worker.process.shutdown import Shutdown

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from rollq.errors import EngineFailure, RollqError
 from rollq.job import Json
 from rollq.urls import mask_url
-from rollq_worker.engine.http import EngineHttp
+from rollq_worker.engine.exchange.http import EngineHttp
+from rollq_worker.engine.exchange.replies import read_error
 from rollq_worker.engine.limits import ContextLimits
-from rollq_worker.engine.replies import read_error
 from rollq_worker.protocols import Adapter, Scores
 from rollq_worker.remote.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
 from rollq_worker.remote.waiting import backoff, wait

@@ -15,8 +15,8 @@ from rollq_worker.audit.scorer import (
     Scorer,
     ScoringRefused,
 )
+from rollq_worker.engine.exchange.replies import ADAPTER_MISSING, finite, read_error
 from rollq_worker.engine.limits import ContextLimits, read_limits
-from rollq_worker.engine.replies import ADAPTER_MISSING, finite, read_error
 from rollq_worker.engine.sglang.scores import read_scores
 from rollq_worker.protocols import Adapter, Scores, Scoring
 

@@ -56,7 +56,7 @@ def add(commands: Commands) -> None:
         "--engine",
         type=http_url,
         metavar="URL",
-        help="SGLang server (ROLLQ_ENGINE_URL, else http://127.0.0.1:30000)",
+        help="SGLang or vLLM server (ROLLQ_ENGINE_URL, else http://127.0.0.1:30000)",
     )
     parser.add_argument(
         "--teacher",

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from rollq.errors import EngineFailure
 from rollq_worker.engine.availability import AllAway, OutageClock
+from rollq_worker.engine.exchange.prompts import PromptWriter
 from rollq_worker.engine.limits import Vocabulary
-from rollq_worker.engine.prompts import PromptWriter
 from rollq_worker.engine.weights import WeightWaits
 from rollq_worker.protocols import SampleRequest
 

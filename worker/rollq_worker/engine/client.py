@@ -23,18 +23,18 @@ from rollq.urls import mask_url
 from rollq_worker.engine.availability import Availability
 from rollq_worker.engine.call import RETRIES, Call, EngineLeft, Shared
 from rollq_worker.engine.detection import FoundServer
-from rollq_worker.engine.generate import ConnectionLost, cached_prompts, probe, sample_once
-from rollq_worker.engine.http import EngineHttp, WaitCut
-from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
-from rollq_worker.engine.prompts import Prompt
-from rollq_worker.engine.replies import (
+from rollq_worker.engine.exchange.generate import ConnectionLost, cached_prompts, probe, sample_once
+from rollq_worker.engine.exchange.http import EngineHttp, WaitCut
+from rollq_worker.engine.exchange.prompts import Prompt
+from rollq_worker.engine.exchange.replies import (
     AdapterMissing,
     ContextExceeded,
     EngineUnavailable,
     RequestFailed,
 )
+from rollq_worker.engine.exchange.server import PAUSED, OneRequest, Server
+from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
 from rollq_worker.engine.served_policies import ServedPolicies
-from rollq_worker.engine.server import PAUSED, OneRequest, Server
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.protocols import Adapter, Generated, SampleRequest
 from rollq_worker.remote.waiting import backoff, wait

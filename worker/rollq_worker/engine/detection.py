@@ -1,8 +1,8 @@
 """The kind of the server at an address."""
 
-from rollq_worker.engine.http import EngineHttp
-from rollq_worker.engine.replies import json_of
-from rollq_worker.engine.server import Server
+from rollq_worker.engine.exchange.http import EngineHttp
+from rollq_worker.engine.exchange.replies import json_of
+from rollq_worker.engine.exchange.server import Server
 from rollq_worker.engine.sglang.server import SGLangServer
 from rollq_worker.engine.vllm.server import VllmServer
 from rollq_worker.remote.http_client import NoResponse

@@ -31,6 +31,7 @@ from rollq_worker.process import memory
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.bound_engines import bound_engine
 from rollq_worker.process.attempts.isolation import Isolation
+from rollq_worker.process.attempts.models import asking_teacher, check_models
 from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.process.attempts.time_limits import (
     OPEN_LIMIT_S,
@@ -39,7 +40,6 @@ from rollq_worker.process.attempts.time_limits import (
     timed_context,
     timed_reward,
 )
-from rollq_worker.process.models import asking_teacher, check_models
 from rollq_worker.rewards import check_judged, longest_s, reward_factory
 from rollq_worker.teachers.scoring import score
 from rollq_worker.tokens.tokenizer import Tokenizer

@@ -20,7 +20,7 @@ from rollq.urls import mask_url
 from rollq_worker.agents.known_agents import load_functions
 from rollq_worker.agents.programs.users import VARIABLE, agent_users
 from rollq_worker.engine.client import EngineClient
-from rollq_worker.engine.generate import OtherServer
+from rollq_worker.engine.exchange.generate import OtherServer
 from rollq_worker.environments import domain, names
 from rollq_worker.environments.files import FILES as environment_files
 from rollq_worker.process.attempts.isolation import Isolation

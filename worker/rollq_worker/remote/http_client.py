@@ -3,7 +3,7 @@ or a `NoResponse`.
 
 The invariant: bodies are read up to a limit, and no error holds a header or an address, which may
 contain keys. It knows nothing of retries or of bodies. An engine has a client of its own
-(`engine.http`), because its waits must be cut from another thread.
+(`engine.exchange.http`), because its waits must be cut from another thread.
 """
 
 import json

@@ -79,7 +79,10 @@ def add(commands: Commands) -> None:
     parser.add_argument("--size", type=integer(1), metavar="N", help="samples of each task (4)")
     keys.add_set(parser, DemoKeys, NOT_SET)
     parser.add_argument(
-        "--engine", type=http_url, metavar="URL", help="SGLang server in place of the replay engine"
+        "--engine",
+        type=http_url,
+        metavar="URL",
+        help="SGLang or vLLM server in place of the replay engine",
     )
     add_tokenizer(parser)
     parser.add_argument(
@@ -252,7 +255,7 @@ def next_steps(args: argparse.Namespace, jobs: Sequence[Job]) -> list[str]:
         tau = f"tasks of tau2-bench ({install_line('tau2-2025')})"
         steps["rollq demo --env tau2_2025:retail --set split=test"] = tau
     if not args.engine:
-        steps["rollq demo --engine URL --tokenizer DIR"] = "the same on a real SGLang server"
+        steps["rollq demo --engine URL --tokenizer DIR"] = "the same on a real server"
     steps[_parts_line(args, job)] = "each in a terminal of its own, and then:"
     tasks = min(8, len({job.task for job in jobs}))
     steps[_submit_line(args, job, tasks)] = ""

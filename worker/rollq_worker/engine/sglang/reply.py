@@ -10,7 +10,7 @@ from typing import Any
 
 from rollq.errors import JobFailure
 from rollq.events import Finish
-from rollq_worker.engine.replies import (
+from rollq_worker.engine.exchange.replies import (
     EngineAborted,
     EngineUnavailable,
     RequestFailed,
@@ -20,11 +20,12 @@ from rollq_worker.engine.replies import (
     ids_of,
     nothing_sampled,
     parsed,
+    scores_of,
     tiled_versions,
 )
 from rollq_worker.engine.sglang.routed_experts import FIELD, read_routed_experts
 from rollq_worker.engine.sglang.scores import read_scores
-from rollq_worker.protocols import Generated, SampleRequest, Scores
+from rollq_worker.protocols import Generated, SampleRequest
 from rollq_worker.text.whole_text import whole_characters
 
 _LOGPROB, _ID = itemgetter(0), itemgetter(1)
@@ -70,7 +71,7 @@ def read_reply(body: bytes, request: SampleRequest, *, rid: str, vocabulary: int
         text=whole_characters(text) if isinstance(text, str) else "",
         cached_tokens=cached if type(cached) is int and 0 <= cached <= prompt else 0,
         routed_experts=experts,
-        scores=_scores(meta, request),
+        scores=scores_of(read_scores, meta, request),
     )
 
 
@@ -127,12 +128,3 @@ def _logprobs(meta: dict[str, Any], ids: array[int]) -> array[float]:
         return checked_logprobs(map(_LOGPROB, entries), list(map(_ID, entries)), ids)
     except (TypeError, LookupError, OverflowError) as e:
         raise RequestFailed(f"unreadable output_token_logprobs: {type(e).__name__}: {e}") from e
-
-
-def _scores(meta: dict[str, Any], request: SampleRequest) -> Scores | None:
-    if request.scoring is None:
-        return None
-    try:
-        return read_scores(meta, request.ids, request.scoring)
-    except (TypeError, LookupError, ValueError, OverflowError) as e:
-        raise RequestFailed(f"unreadable prompt scores: {type(e).__name__}: {e}") from e

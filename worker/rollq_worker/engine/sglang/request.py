@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollq.job import Json
-from rollq_worker.engine.prompts import Prompt, as_json
+from rollq_worker.engine.exchange.prompts import Prompt, as_json
 from rollq_worker.protocols import Adapter, PromptImages, Routing, Scoring
 
 

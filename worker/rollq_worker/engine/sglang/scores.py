@@ -5,7 +5,7 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 from array import array
 from typing import Any
 
-from rollq_worker.engine.replies import finite
+from rollq_worker.engine.exchange.replies import finite
 from rollq_worker.protocols import Scores, Scoring
 
 

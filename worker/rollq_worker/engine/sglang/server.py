@@ -8,11 +8,11 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 
 import json
 
-from rollq_worker.engine.http import EngineHttp
+from rollq_worker.engine.exchange.http import EngineHttp
+from rollq_worker.engine.exchange.replies import json_of, read_refusal
+from rollq_worker.engine.exchange.server import PAUSED, OneRequest
 from rollq_worker.engine.limits import ContextLimits, read_limits
 from rollq_worker.engine.load import EngineLoad
-from rollq_worker.engine.replies import json_of, read_refusal
-from rollq_worker.engine.server import PAUSED, OneRequest
 from rollq_worker.engine.sglang.load import PATH as LOADS
 from rollq_worker.engine.sglang.load import read_load
 from rollq_worker.engine.sglang.reply import read_reply
@@ -31,7 +31,7 @@ ABORT_TIMEOUT_S = 1.0
 
 
 class SGLangServer:
-    """Implements `engine.server.Server`."""
+    """Implements `exchange.server.Server`."""
 
     path = "/generate"
 

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from rollq.events import Finish
-from rollq_worker.engine.replies import (
+from rollq_worker.engine.exchange.replies import (
     RequestFailed,
     check_ids,
     checked_logprobs,
@@ -17,10 +17,11 @@ from rollq_worker.engine.replies import (
     ids_of,
     nothing_sampled,
     parsed,
+    scores_of,
     tiled_versions,
 )
 from rollq_worker.engine.vllm.scores import read_scores
-from rollq_worker.protocols import Generated, SampleRequest, Scores
+from rollq_worker.protocols import Generated, SampleRequest
 
 _LOGPROB, _ID = itemgetter("logprob"), itemgetter("token_id")
 """Of an entry of logprobs.content."""
@@ -47,7 +48,7 @@ def read_reply(body: bytes, request: SampleRequest, *, rid: str, vocabulary: int
         versions=tiled_versions(choice.get("weight_versions"), "default", len(ids)),
         finish=finish,
         cached_tokens=_cached_tokens(reply.get("usage"), len(request.ids)),
-        scores=_scores(reply, request),
+        scores=scores_of(read_scores, reply, request),
     )
 
 
@@ -82,12 +83,3 @@ def _logprobs(choice: dict[str, Any], ids: array[int]) -> array[float]:
         return checked_logprobs(map(_LOGPROB, entries), list(map(_ID, entries)), ids)
     except (TypeError, LookupError, OverflowError) as e:
         raise RequestFailed(f"unreadable logprobs: {type(e).__name__}: {e}") from e
-
-
-def _scores(reply: dict[str, Any], request: SampleRequest) -> Scores | None:
-    if request.scoring is None:
-        return None
-    try:
-        return read_scores(reply, request.ids, request.scoring)
-    except (TypeError, LookupError, ValueError, OverflowError) as e:
-        raise RequestFailed(f"unreadable prompt scores: {type(e).__name__}: {e}") from e

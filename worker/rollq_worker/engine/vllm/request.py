@@ -11,7 +11,7 @@ from typing import Any
 
 from rollq.job import Json
 from rollq.sampling import ANY_JSON
-from rollq_worker.engine.prompts import Prompt, as_json
+from rollq_worker.engine.exchange.prompts import Prompt, as_json
 from rollq_worker.protocols import Adapter, PromptImages, Scoring
 
 RENAMED = {"sampling_seed": "seed"}

@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollq.errors import JobFailure
-from rollq_worker.engine.http import EngineHttp
-from rollq_worker.engine.limits import ContextLimits
-from rollq_worker.engine.load import EngineLoad
-from rollq_worker.engine.replies import (
+from rollq_worker.engine.exchange.http import EngineHttp
+from rollq_worker.engine.exchange.replies import (
     AdapterMissing,
     EngineUnavailable,
     json_of,
     read_error,
     read_refusal,
 )
-from rollq_worker.engine.server import PAUSED, OneRequest
+from rollq_worker.engine.exchange.server import PAUSED, OneRequest
+from rollq_worker.engine.limits import ContextLimits
+from rollq_worker.engine.load import EngineLoad
 from rollq_worker.engine.vllm.reply import read_reply
 from rollq_worker.engine.vllm.request import write_request
 from rollq_worker.protocols import Generated
@@ -60,7 +60,7 @@ METRIC = re.compile(
 
 
 class VllmServer:
-    """Implements `engine.server.Server`."""
+    """Implements `exchange.server.Server`."""
 
     path = "/inference/v1/generate"
 

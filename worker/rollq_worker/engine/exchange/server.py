@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from rollq_worker.engine.exchange.prompts import Prompt, collapsed, write_ids
 from rollq_worker.engine.limits import ANY_ID, ContextLimits
 from rollq_worker.engine.load import EngineLoad
-from rollq_worker.engine.prompts import Prompt, collapsed, write_ids
 from rollq_worker.protocols import Adapter, Generated, SampleRequest
 from rollq_worker.remote.http_client import Response
 

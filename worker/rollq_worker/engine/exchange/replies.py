@@ -12,14 +12,14 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import orjson
 
 from rollq.errors import JobFailure
 from rollq.events import Finish, VersionSpan
-from rollq_worker.protocols import Generated
+from rollq_worker.protocols import Generated, SampleRequest, Scores, Scoring
 from rollq_worker.remote.http_client import NoResponse, Response
 
 MAX_MESSAGE = 300
@@ -173,6 +173,20 @@ def finite(logprobs: Iterable[float]) -> array[float]:
     if not all(map(math.isfinite, numbers)):
         raise ValueError("a logprob is not finite")
     return numbers
+
+
+def scores_of(
+    read: Callable[[Any, array[int], Scoring], Scores], reply: Any, request: SampleRequest
+) -> Scores | None:
+    """The scores in a reply, read in its server's form; None if none were asked for. Raises
+    RequestFailed.
+    """
+    if request.scoring is None:
+        return None
+    try:
+        return read(reply, request.ids, request.scoring)
+    except (TypeError, LookupError, ValueError, OverflowError) as e:
+        raise RequestFailed(f"unreadable prompt scores: {type(e).__name__}: {e}") from e
 
 
 def tiled_versions(reported: Any, otherwise: str, length: int) -> tuple[VersionSpan, ...]:

@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from rollq.errors import JobFailure
 from rollq.events import VersionSpan
-from rollq_worker.engine.http import ROUTING_KEY, EngineHttp, WaitCut
-from rollq_worker.engine.prompts import write_ids
-from rollq_worker.engine.replies import (
+from rollq_worker.engine.exchange.http import ROUTING_KEY, EngineHttp, WaitCut
+from rollq_worker.engine.exchange.prompts import write_ids
+from rollq_worker.engine.exchange.replies import (
     EngineAborted,
     EngineUnavailable,
     RequestFailed,
 )
-from rollq_worker.engine.server import OneRequest, Server
+from rollq_worker.engine.exchange.server import OneRequest, Server
 from rollq_worker.protocols import Generated, SampleRequest
 from rollq_worker.remote.http_client import ConnectFailed, NoResponse, ResponseTimeout
 

@@ -7,8 +7,8 @@ import pytest
 
 from rollq.errors import ForOtherWorkers
 from rollq.job import Job
+from rollq_worker.process.attempts.models import asking_teacher, check_models
 from rollq_worker.process.attempts.time_limits import TimeLimits
-from rollq_worker.process.models import asking_teacher, check_models
 
 TAUGHT = Job(env="shop", task=0, teachers={"math": {"model": "large"}, "own": {"adapter": "a@1"}})
 

@@ -13,7 +13,7 @@ from rollq_integrations.harbor import episode as episode_module
 from rollq_integrations.harbor import load, room
 from rollq_integrations.harbor.episode import LOGS, HarborEpisode
 from rollq_integrations.harbor.folder import read
-from tests.rollq_integrations.harbor.test_tasks import EXAMPLE, harbor, terminal_bench
+from tests.rollq_integrations.harbor.task_folders import EXAMPLE, harbor, terminal_bench
 
 
 class FakeContainer:

@@ -17,7 +17,7 @@ from rollq_integrations.sandbox import Container
 from rollq_worker.commands.env.check import check_environment
 from tests import container_engine
 from tests.container_engine import IMAGE, containers
-from tests.rollq_integrations.harbor.test_tasks import COMPOSE, EXAMPLE, harbor
+from tests.rollq_integrations.harbor.task_folders import COMPOSE, EXAMPLE, harbor
 from tests.waiting import until
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600), container_engine.UNCLOSED]

@@ -22,7 +22,7 @@ from tests import bubblewrap, container_engine
 from tests.conftest import REPO
 from tests.container_engine import IMAGE, containers
 from tests.packages import install
-from tests.rollq_integrations.harbor.test_tasks import harbor
+from tests.rollq_integrations.harbor.task_folders import harbor
 
 PAGE = (REPO / "docs/sandboxes.md").read_text()
 FILES = dict(re.findall(r"`([\w.]+)`[^`]*:\n\n```\w+\n(.*?)```", PAGE, re.DOTALL))

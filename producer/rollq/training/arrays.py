@@ -7,7 +7,7 @@ in.
 from __future__ import annotations  # numpy's names are not there at run time
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -119,17 +119,17 @@ class SegmentArrays(Generic[Array]):
     """int64, (rows,): the row's group, as an index into `batch.groups`."""
     left_out: int
     """Number of rows that are not here because they have more than `max_length` tokens."""
-    teacher_logprobs: Mapping[str, Array]
+    teacher_logprobs: Mapping[str, Array] = field(default_factory=dict)
     """By the name of each teacher (`Job.teachers`), in the shape of `tokens`, float32: its logprob
     of the token at the same place, 0.0 where the mask is False, NaN in rows whose job does not name
     it.
     """
-    teacher_top_ids: Mapping[str, Array]
+    teacher_top_ids: Mapping[str, Array] = field(default_factory=dict)
     """int64, in the shape of `tokens` and (top_k,): the likeliest tokens at each place, the
     likeliest first; -1 where the mask is False, or the job does not name the teacher. Of teachers
     whose `top_ids` extra was asked for.
     """
-    teacher_top_logprobs: Mapping[str, Array]
+    teacher_top_logprobs: Mapping[str, Array] = field(default_factory=dict)
     """float32, in the same shape: the logprobs of these, if the `top_logprobs` extra was asked for.
     NaN where no token is named.
     """

@@ -31,6 +31,8 @@ def rows() -> Rows:
         trajectory_index=torch.arange(4),
         group_index=torch.tensor([0, 0, 1, 1]),
         attention_mask=torch.ones(4, 6).bool(),
+        weights=torch.ones(4),
+        left_out=0,
     )
 
 

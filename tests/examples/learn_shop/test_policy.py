@@ -51,6 +51,8 @@ def test_a_few_rows_at_once_have_the_gradient_of_all(tokenizer: Tokenizer) -> No
         trajectory_index=torch.arange(3),
         group_index=torch.zeros(3),
         attention_mask=held,
+        weights=torch.ones(3),
+        left_out=0,
     )
     model, found = make(tokenizer, 0), []
     for at_once, bf16 in ((1, False), (2, False), (3, False), (3, True)):

@@ -15,6 +15,7 @@ from rollq.ledger.constants import LEASE_S
 from rollq.ledger.replies import Standing
 from rollq.ledger.workers.live_workers import (
     AWAY,
+    MODEL_AWAY,
     OUTDATED,
     PAUSED,
     READY,
@@ -157,6 +158,15 @@ class RunView:
             if not worker.engines:
                 states[f"of {worker.name}"] = worker.engine
         return states
+
+    @property
+    def absent_engines(self) -> str:
+        """The engines of other models than the policy, all away, that episodes of the run wait
+        for.
+        """
+        waits = [wait for worker in self.able for wait in worker.waits]
+        own = [wait.what for wait in waits if wait.job_id.startswith(f"{self.name}/")]
+        return listed({what for what in own if what.startswith(MODEL_AWAY)})
 
     @property
     def first_failure(self) -> str:
@@ -370,6 +380,12 @@ CONDITIONS: Mapping[str, Condition] = {
         f"played comes back within {LEASE_S:g} s",
     ),
     "idle engine": Condition(_has_idle_engines, "{v.jobs}", "{v.idle_engines}"),
+    "no engine of a model": Condition(
+        lambda v: v.is_played and bool(v.absent_engines),
+        "{v.jobs}, and {v.absent_engines} is away or paused",
+        "start it, have it go on (`POST /continue_generation`), or give the workers another one "
+        "(`ROLLQ_MODEL_ENGINES`)",
+    ),
     "no adapter": Condition(
         _has_no_adapter,
         "{v.jobs}, and no version of adapter {v.run.adapter} is published",

@@ -14,6 +14,7 @@ from rollq.ledger.keys import RUNS
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.live_workers import (
     AWAY,
+    MODEL_AWAY,
     OUTDATED,
     PAUSED,
     READY,
@@ -219,6 +220,16 @@ class TestWorkers:
         assert condition(ledger, **view) == ("" if state == OUTDATED else "idle engine")
         live(ledger, engine=AWAY)
         assert "the engine of w is away" in found(ledger, **view).text
+
+    def test_the_engines_of_a_teacher_are_away(self, ledger: Ledger, view: dict[str, int]) -> None:
+        ledger.submit(group())
+        claim(ledger, "r/g/0")
+        away = f"{MODEL_AWAY} 'large'"
+        live(ledger, waits=(Wait("r/g/0", away, 2.0), Wait("r/g/1", "the teacher 'math'", 1.0)))
+        assert condition(ledger, **view) == "no engine of a model"
+        assert f"and {away} is away" in found(ledger, **view).text
+        live(ledger, waits=(Wait("other/g/0", away, 2.0),))
+        assert condition(ledger, **view) == ""
 
     def test_their_adapter_is_not_published(
         self, client: Client, ledger: Ledger, view: dict[str, int]

@@ -33,6 +33,10 @@ READY, AWAY, PAUSED, STALLED, OUTDATED = "ready", "away", "paused", "stalled", "
 continue. A stalled one has requests, generates nothing, and does not say why. An outdated one
 serves weights that a run does not take, or lacks its adapter.
 """
+MODEL_AWAY = "the engine of"
+"""Beginning of the name of what an episode waits for (`Wait.what`) while all engines of another
+model than the policy are away or paused.
+"""
 MAX_WAITS = 100
 """Number of waits that a worker tells of, the longest ones."""
 MAX_ENGINES = 64
@@ -46,8 +50,8 @@ class Wait(NamedTuple):
 
     job_id: str
     what: str
-    """`engine`, `redis`, `start`, `the user`, or the call of the environment, such as
-    `environment.step(get_order)`.
+    """`engine`, `redis`, `start`, `the user`, MODEL_AWAY with a model's name, or the call of the
+    environment, such as `environment.step(get_order)`.
     """
     seconds: float
     """For how long."""

@@ -24,8 +24,10 @@ def test_a_job_of_an_unknown_model_is_for_other_workers() -> None:
 def test_the_clock_stands_still_while_a_teacher_is_away(is_other: bool) -> None:
     checks: list[float] = []
     limits = TimeLimits()
-    attempt = SimpleNamespace(time_limits=limits, check=lambda: checks.append(limits.away_s))
-    pool = SimpleNamespace(outage_s=5.0)
+    attempt = SimpleNamespace(
+        time_limits=limits, check=lambda: checks.append(limits.away_s), questions=[]
+    )
+    pool = SimpleNamespace(outage_s=5.0, available=True)
     models = {"large": pool} if is_other else {}
     with asking_teacher(cast(Any, attempt), cast(Any, models), "math", cast(Any, pool)) as check:
         call = limits.current
@@ -34,5 +36,10 @@ def test_the_clock_stands_still_while_a_teacher_is_away(is_other: bool) -> None:
         for pool.outage_s in (5.0, 7.0, 7.5):
             check()
         assert call.since - since == 2.5
+        assert [question.away for question in attempt.questions] == [""] * is_other
+        pool.available = False
+        for question in attempt.questions:
+            assert question.away == "the engine of 'large'"
+    assert not attempt.questions
     # for the policy's own engines the attempt counts
     assert checks == ([0.0, 2.0, 2.5] if is_other else [0.0, 0.0, 0.0])

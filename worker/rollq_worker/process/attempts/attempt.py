@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from rollq.errors import (
     ContractError,
@@ -52,6 +52,18 @@ SHORT_WAIT_S = 1.0
 """Seconds. A call to Redis that takes longer stops the deadline's clock, because Redis was away."""
 
 
+class Question(Protocol):
+    """Something that an attempt has asked another model than the policy."""
+
+    @property
+    def since(self) -> float:
+        """Monotonic time at which it was asked."""
+
+    @property
+    def away(self) -> str:
+        """Name of the engines that it waits for because all of them are away; else empty."""
+
+
 class Attempt:
     """One claimed job as its journal. The heartbeat's thread watches it through `Leases`."""
 
@@ -67,6 +79,8 @@ class Attempt:
         self.number = claim.attempt
         self.lease = claim.lease
         self.time_limits = TimeLimits()
+        self.questions: list[Question] = []
+        """Several at once where an agent program asks in parallel."""
         self.lost = threading.Event()
         """Set once the lease is lost."""
         self.abandoned_at: float | None = None
@@ -121,7 +135,11 @@ class Attempt:
     def waits_for(self) -> tuple[str, float]:
         """Name of the thing that its thread waits for (see `Wait.what`), and the seconds so far."""
         call = self.time_limits.current
-        if call is not None and call.away:
+        outage = next((question for question in [*self.questions] if question.away), None)
+        if outage is not None:
+            what = outage.away
+            since = outage.since
+        elif call is not None and call.away:
             what = call.away
             since = call.away_since
         elif call is not None:

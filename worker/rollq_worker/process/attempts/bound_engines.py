@@ -7,7 +7,7 @@ from dataclasses import replace
 from rollq.ledger.replies import Claim
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.process.attempts.attempt import Attempt
-from rollq_worker.process.attempts.outages import check_away
+from rollq_worker.process.attempts.outages import asking
 from rollq_worker.protocols import Adapter, Engine, Generated, SampleRequest
 from rollq_worker.remote.waiting import wait
 
@@ -52,7 +52,8 @@ class NamedEngines:
         options = self._attempt.job.models.get(request.model, {})
         if "model" in options:
             engine = self._models[options["model"]]
-            return engine.generate(replace(request, check=check_away(self._attempt, engine)))
+            with asking(self._attempt, options["model"], engine) as check:
+                return engine.generate(replace(request, check=check))
         if "adapter" in options:
             adapter = AdapterEngine(self._engine, self._attempt, options["adapter"])
             return adapter.generate(request)

@@ -13,7 +13,7 @@ from rollq.teachers import Teacher
 from rollq_worker.agents.known_agents import is_program
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.process.attempts.attempt import Attempt
-from rollq_worker.process.attempts.outages import check_away
+from rollq_worker.process.attempts.outages import asking
 
 TEACHER_LIMIT_S = 900.0
 """Longest time in seconds in which a teacher scores an episode, without the time for which its
@@ -46,6 +46,9 @@ def asking_teacher(
     """A block in which the teacher of that name is asked, on that engine. Returns the function to
     call while it is waited for.
     """
-    check = check_away(attempt, engine, deadline=engine in models.values())
-    with attempt.time_limits.call(TeacherFailure, f"the teacher {name!r}", TEACHER_LIMIT_S):
+    model = next((model for model, pool in models.items() if pool is engine), "")
+    with (
+        attempt.time_limits.call(TeacherFailure, f"the teacher {name!r}", TEACHER_LIMIT_S),
+        asking(attempt, model, engine) as check,
+    ):
         yield check

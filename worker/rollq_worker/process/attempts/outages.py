@@ -1,17 +1,33 @@
-"""Outages of engines while a call with a time limit waits for them."""
+"""Outages of engines of other models than the policy, while an attempt asks one of them."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
+from rollq.ledger.workers.live_workers import MODEL_AWAY
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.process.attempts.attempt import Attempt
 
 
-def check_away(
-    attempt: Attempt, engine: EnginePool, *, deadline: bool = True
-) -> Callable[[], None]:
-    """Function to call while a model's engine is waited for. It keeps the clocks still while all
-    engines of the model are away. `deadline`: the attempt's too, which does so itself for the
-    policy's engines.
+@dataclass(frozen=True, eq=False)
+class _Question:
+    """Implements attempt.Question."""
+
+    model: str
+    engine: EnginePool
+    since: float
+
+    @property
+    def away(self) -> str:
+        return "" if self.engine.available else f"{MODEL_AWAY} {self.model!r}"
+
+
+@contextmanager
+def asking(attempt: Attempt, model: str, engine: EnginePool) -> Iterator[Callable[[], None]]:
+    """A block in which the attempt asks this model; an empty name is the policy. Returns the
+    function to call while its engines are waited for. It keeps the clocks still while all of them
+    are away; the attempt does so itself for the deadline and the policy's engines.
     """
     away_s = engine.outage_s
 
@@ -19,8 +35,15 @@ def check_away(
         nonlocal away_s
         now_s = engine.outage_s
         if now_s > away_s:
-            attempt.time_limits.stand_still(now_s - away_s, deadline=deadline)
+            attempt.time_limits.stand_still(now_s - away_s, deadline=bool(model))
         away_s = now_s
         attempt.check()
 
-    return check
+    question = _Question(model, engine, time.monotonic())
+    if model:
+        attempt.questions.append(question)
+    try:
+        yield check
+    finally:
+        if model:
+            attempt.questions.remove(question)

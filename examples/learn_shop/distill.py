@@ -28,15 +28,21 @@ STEPS, RATE = 30, 1.5e-3
 """Training steps of a distillation, and their learning rate. Each token has its own advantage, so
 the rate may be higher than with rewards.
 """
+LARGEST = 1.0
+"""Largest advantage of a token, in nats. Without it, a few tokens that the teacher would never
+write can make up the whole gradient, whose norm is bounded.
+"""
 GOAL = 0.8
 """Reward on held-out tasks that the runs are compared by."""
 
 
 def distillation_loss(rows: Rows, logprobs: Tensor) -> Tensor:
     """PPO's clipped objective of each sampled token, with the teacher's logprob less the policy's
-    as advantage: its mean is the reverse KL divergence, negative (arXiv 2306.13649).
+    as advantage, within bounds: without them, its mean is the reverse KL divergence, negative
+    (arXiv 2306.13649).
     """
     advantages = (rows.teacher_logprobs[TEACHER] - rows.logprobs)[rows.mask]
+    advantages = advantages.clamp(-LARGEST, LARGEST)
     ratio = torch.exp(logprobs - rows.logprobs)[rows.mask]
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
 

@@ -22,7 +22,9 @@ _current: ContextVar[AttemptLabels] = ContextVar("rollq_attempt", default=NO_ATT
 
 
 def attempt_labels() -> AttemptLabels:
-    """Labels of the attempt for which this thread opens an environment; empty ones elsewhere."""
+    """Labels of the attempt for which this thread opens an environment: its `run`, `job` and
+    `attempt`. They are empty elsewhere.
+    """
     return _current.get()
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -83,7 +84,9 @@ def test_the_pages_pods_pass(pods: Path) -> None:
     assert len(FILES["my_pods.py"].splitlines()) <= 120
     test = FILES["test_my_pods.py"].replace("docker.io/library/python:3.11-slim", IMAGE)
     (pods / "test_my_pods.py").write_text(test)
-    assert "14 passed" in runs(pods, "pytest", "-q", "-p", "no:cacheprovider", "test_my_pods.py")
+    assert "19 passed, 3 skipped" in runs(
+        pods, "pytest", "-q", "-p", "no:cacheprovider", "test_my_pods.py"
+    )
 
 
 @pytest.mark.containers
@@ -132,6 +135,21 @@ class Lazy(Bubblewrap):
         LEFT.append(self)
 
 
+class Polite(Bubblewrap):
+    """One that ends late commands by another signal."""
+
+    def run(self, command: Sequence[str], **options: Any) -> CommandResult:
+        result = super().run(command, **options)
+        return replace(result, code=124) if result.stopped else result
+
+
+class Tidy(Bubblewrap):
+    """One that ends processes with their files."""
+
+    def end_processes(self) -> None:
+        self.run(["/bin/sh", "-c", "rm -rf /tmp/*"])
+
+
 class Vague(Bubblewrap):
     """One whose missing files are empty."""
 
@@ -142,6 +160,8 @@ class Vague(Bubblewrap):
             return b""
 
 
+LIMITS = Limits(seconds=5, memory=4 << 30)
+"""Those of faulty sandboxes, whatever their spec says."""
 LEFT: list[Bubblewrap] = []
 CLOSED = "test_nothing_is_left_when_it_is_closed"
 
@@ -150,8 +170,18 @@ CLOSED = "test_nothing_is_left_when_it_is_closed"
 @pytest.mark.parametrize(
     ("kind", "test"),
     [
+        (Bubblewrap, "test_a_service_runs_beside_another_sandbox"),
+        (Bubblewrap, "test_an_image_is_built"),
+        (Bubblewrap, "test_commands_begin_in_the_folder_of_the_spec"),
+        (Bubblewrap, "test_folders_of_the_spec_are_made_for_every_user"),
+        (Bubblewrap, "test_memory_is_that_of_all_processes_together"),
+        (Bubblewrap, "test_names_of_services_lead_to_loopback"),
+        (Bubblewrap, "test_the_time_of_the_spec_is_that_of_a_command_that_names_none"),
+        (Bubblewrap, "test_variables_of_the_spec_are_those_of_every_command"),
         (Deaf, "test_a_command_that_takes_too_long_is_stopped"),
         (Open, "test_variables_are_those_of_the_command_alone"),
+        (Polite, "test_a_command_that_takes_too_long_is_stopped"),
+        (Tidy, "test_processes_are_ended_and_files_stay"),
         (Rude, "test_commands_that_cannot_run_are_no_failure"),
         (Lazy, CLOSED),
         (Vague, "test_what_cannot_be_downloaded"),
@@ -160,8 +190,9 @@ CLOSED = "test_nothing_is_left_when_it_is_closed"
 def test_a_faulty_maker_is_found(
     monkeypatch: pytest.MonkeyPatch, kind: type[Bubblewrap], test: str
 ) -> None:
-    monkeypatch.setattr(module, "make_sandbox", lambda name, spec: kind(Limits(seconds=5)))
+    monkeypatch.setattr(module, "make_sandbox", lambda name, spec: kind(LIMITS))
     monkeypatch.setattr(module, "GONE_S", 3.0)
+    monkeypatch.setattr(module, "HOLD", module.HOLD.replace("sleep 20", "sleep 5"))
     tests = sandbox_tests("faulty", SandboxSpec(), bubblewraps)()
     assert isinstance(tests, SandboxTests)
     try:

@@ -320,7 +320,7 @@ def _raises(kind: type[Exception], what: str, call: Callable[..., object], *args
 
 
 def _in_time(began: float, what: str) -> None:
-    _expect(time.monotonic() - began < QUICK_S, f"{what} took {QUICK_S:g} s")
+    _expect(time.monotonic() - began < QUICK_S, f"{what} took more than {QUICK_S:g} s")
 
 
 def _until(is_so: Callable[[], bool], otherwise: str) -> None:

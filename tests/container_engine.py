@@ -58,7 +58,8 @@ def _served() -> Iterator[None]:
 
 def podman(socket: Path) -> "subprocess.Popen[bytes]":
     """Podman's service at this socket."""
-    service = subprocess.Popen(["podman", "system", "service", "--time=0", f"unix://{socket}"])
+    command = ["podman", "system", "service", "--time=0", f"unix://{socket}"]
+    service = subprocess.Popen(command, cwd=socket.parent)  # where it notes what ran out of memory
     until(socket.exists, 60)
     return service
 

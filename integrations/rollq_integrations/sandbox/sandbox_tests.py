@@ -4,7 +4,8 @@
 
 pytest collects the class. A test is skipped where the maker refuses what it asks for. The tests
 take minutes, and run commands that no machine but a sandbox should run: fork bombs, floods, loops.
-They need a shell and its usual programs inside. They do not test CPUs and networks.
+They need a shell and its usual programs inside. They may leave an image `rollq-sandbox-tests:1`.
+They do not test CPUs and networks.
 """
 
 import os

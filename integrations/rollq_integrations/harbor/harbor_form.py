@@ -1,7 +1,7 @@
 """Reads a task's folder in Harbor's form.
 
-https://harborframework.com/docs/tasks describes it. `metadata`, `task` and the size of the disk
-change nothing here. Every other key is carried out, or refused by its name.
+https://harborframework.com/docs/tasks describes it. `metadata`, `task`, DESCRIPTIONS and the size
+of the disk change nothing here. Every other key is carried out, or refused by its name.
 """
 
 import re
@@ -42,7 +42,11 @@ PUBLIC = "public"
 NO_NETWORK = "no-network"
 MOST_CPUS = 4096.0
 NETWORK_KEYS = frozenset("network_mode allowed_hosts".split())
-TASK_KEYS = frozenset(
+DESCRIPTIONS = frozenset(
+    "name category subcategory tags languages difficulty expert_time_estimate_hours".split()
+)
+"""Keys that belong in `metadata`, and that tasks have beside it."""
+TASK_KEYS = DESCRIPTIONS | frozenset(
     "version schema_version source task metadata environment agent verifier solution steps "
     "multi_step_reward_strategy artifacts".split()
 )
@@ -50,7 +54,11 @@ AGENT_KEYS = NETWORK_KEYS | {"timeout_sec", "user"}
 VERIFIER_KEYS = NETWORK_KEYS | frozenset(
     "timeout_sec env user environment_mode environment collect".split()
 )
-STEP_KEYS = frozenset("name agent verifier min_reward healthcheck artifacts".split())
+STEP_KEYS = frozenset(
+    "name agent verifier min_reward healthcheck artifacts "
+    "dependencies inherit_prior_session".split()
+)
+"""The last two ask for one conversation in the order of the file, which all tasks have here."""
 STEP_VERIFIER_KEYS = frozenset("timeout_sec env user".split())
 HEALTH_KEYS = frozenset(
     "command interval_sec timeout_sec start_period_sec start_interval_sec retries".split()

@@ -127,6 +127,27 @@ def test_other_volumes_are_refused(tmp_path: Path, volume: str) -> None:
         read(terminal_bench(tmp_path, compose=compose))
 
 
+def test_keys_that_only_describe_a_task_change_nothing(tmp_path: Path) -> None:
+    toml = """
+    name = "one"
+    category = "Software"
+    subcategory = "Systems"
+    tags = ["go"]
+    languages = ["go"]
+    difficulty = "core"
+    expert_time_estimate_hours = 8
+    [[steps]]
+    name = "a"
+    dependencies = []
+    [[steps]]
+    name = "b"
+    dependencies = ["a"]
+    inherit_prior_session = true
+    """
+    files = {f"steps/{name}/instruction.md": name for name in "ab"}
+    assert [step.name for step in read(harbor(tmp_path, toml, **files)).steps] == ["a", "b"]
+
+
 def test_root_is_a_user(tmp_path: Path) -> None:
     [step] = read(harbor(tmp_path, "[agent]\nuser = 0\n[verifier]\nuser = 0")).steps
     assert (step.user, step.tests_user) == ("0", "0")

@@ -126,7 +126,7 @@ def _agents(path: Path, service: Mapping[str, Any]) -> dict[str, Any]:
 
 def _service(path: Path, folder: Path, name: str, service: Mapping[str, Any]) -> Service:
     matching(_NAME, "the name of a service", name)
-    unknown = sorted({*service} - KEYS - {"healthcheck"})
+    unknown = sorted({*service} - KEYS - {"healthcheck", "tmpfs"})
     refuse(path, {f"{key!r} of the service {name!r}": True for key in unknown})
     dockerfile = None
     image = _resolved(path, str(service.get("image", "")))

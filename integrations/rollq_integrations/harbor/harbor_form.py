@@ -113,7 +113,9 @@ def read(path: Path) -> TaskFolder:
         path,
         {
             "another build of its main service": compose.build != ".",
-            "services beside tests of their own": bool(compose.services) and is_separate,
+            "services beside tests in a copy of its container": (
+                bool(compose.services) and is_separate and has_tests
+            ),
         },
     )
     return TaskFolder(

@@ -38,6 +38,7 @@ services:
   db:
     image: redis:${VERSION:-7}
     volumes: ["data:/var/lib/redis"]
+    tmpfs: [/tmp]
     networks: [all]
     environment: {A: "1$$"}
     healthcheck: {test: "ping $$HOST", interval: 500ms, timeout: 3s, start_period: 1h}
@@ -124,11 +125,13 @@ def test_services_that_are_not_played(tmp_path: Path, compose: str, says: str) -
         read(harbor(tmp_path / "one", **{"environment/docker-compose.yaml": compose}))
 
 
-def test_services_beside_tests_of_their_own_are_not_played(tmp_path: Path) -> None:
+def test_services_beside_tests_of_their_own(tmp_path: Path) -> None:
     files = {"environment/docker-compose.yaml": "{services: {main: {}, db: {image: x}}}"}
     toml = "[verifier]\nenvironment_mode = 'separate'"
-    with pytest.raises(JobFailure, match="asks for services beside tests of their own"):
+    with pytest.raises(JobFailure, match="asks for services beside tests in a copy of its cont"):
         read(harbor(tmp_path / "one", toml, **files))
+    task = read(harbor(tmp_path / "one", toml, **{**files, "tests/Dockerfile": "FROM x"}))
+    assert task.tests_place and [*task.services] == ["db"]
     files = {"tests/docker-compose.yaml": "{}", "tests/Dockerfile": "FROM x"}
     with pytest.raises(JobFailure, match="asks for docker compose for its tests"):
         read(harbor(tmp_path / "two", toml, **files))

@@ -31,7 +31,7 @@ from rollq_integrations.harbor.task_folder import (
 MAIN = ("main", "client")
 """Names of the agent's service, in Harbor's and terminal-bench's files."""
 HARNESS = re.compile(
-    r"T_BENCH|\$\{(CONTEXT_DIR|MAIN_IMAGE_NAME|CPUS|MEMORY|NETWORK_MODE|TEST_DIR|(HOST|ENV)_\w+_PATH)"
+    r"T_BENCH|\$\{(MAIN_IMAGE_NAME|CPUS|MEMORY|NETWORK_MODE|TEST_DIR|(HOST|ENV)_\w+_PATH)"
 )
 """Settings of the harness itself, which are carried out in another way here."""
 FILE_KEYS = frozenset(("version", "name", "services", "networks", "volumes"))
@@ -155,7 +155,7 @@ def _build(path: Path, service: Mapping[str, Any]) -> str:
     has_arguments = bool({*build} - {"context", "dockerfile"})
     is_other_file = build.get("dockerfile", DOCKERFILE) != DOCKERFILE
     refuse(path, {"a build with arguments": has_arguments or is_other_file})
-    return str(build.get("context", "."))
+    return str(build.get("context", ".")).replace("${CONTEXT_DIR}", ".")
 
 
 def _order(path: Path, services: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:

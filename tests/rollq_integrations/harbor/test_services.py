@@ -26,7 +26,7 @@ services:
     depends_on: {api: {condition: service_healthy}}
     networks: [all]
   api:
-    build: ./api
+    build: "${CONTEXT_DIR}/api"
     command: python3 -m http.server "80"
     ports: ["8080:80"]
     networks: [all]
@@ -80,6 +80,11 @@ def test_services_of_docker_compose(tmp_path: Path) -> None:
         ("{services: {main: {}, db: {image: x, networks: [b]}}}", "asks for several networks"),
         ("{services: {main: {privileged: true}}}", "asks for 'privileged' of docker compose"),
         ("{services: {main: {build: ./other}}}", "asks for another build of its main service"),
+        (
+            "{services: {main: {build: '${CONTEXT_DIR}/..'}}}",
+            "asks for another build of its main service",
+        ),
+        ("{services: {main: {volumes: ['${CONTEXT_DIR}/a:/a']}}}", "asks for volumes"),
         ("{services: {main: {image: x}}}", "asks for an image without a build"),
         (
             "{services: {main: {}, db: {image: x, restart: always}}}",

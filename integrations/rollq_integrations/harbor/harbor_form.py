@@ -243,12 +243,13 @@ def _tests_place(
     path: Path, settings: Mapping[str, Any], verifier: Mapping[str, Any]
 ) -> tuple[SandboxSpec, bool]:
     """The container of the tests, and true if its image comes with them."""
-    own = table(verifier, "environment")
-    environment = own or table(settings, "environment")
+    own, agents = table(verifier, "environment"), table(settings, "environment")
+    environment = own or agents
     network = _mode(verifier, _mode(environment)) == PUBLIC
-    if (path / "tests" / DOCKERFILE).is_file():
-        return _place(path, path / "tests", own, network), True
-    return _place(path, path / "environment", environment, network), False
+    is_bundled = any((path / "tests" / name).is_file() for name in (DOCKERFILE, *COMPOSE))
+    image = own.get("docker_image") or ("" if is_bundled else agents.get("docker_image"))
+    folder = path / ("tests" if is_bundled else "environment")
+    return _place(path, folder, {**environment, "docker_image": image}, network), is_bundled
 
 
 def _mode(settings: Mapping[str, Any], default: str | None = None) -> str:

@@ -258,6 +258,29 @@ def test_networks_of_phases(tmp_path: Path, toml: str, agent: bool, tests: bool 
     assert (task.tests_place and task.tests_place.network) is tests
 
 
+@pytest.mark.parametrize(
+    ("own", "dockerfile", "image", "cpus"),
+    [
+        ("", True, "rollq-task:", 2),
+        ("", False, "agents:1", 2),
+        ("[verifier.environment]\ncpus = 3", True, "rollq-task:", 3),
+        ("[verifier.environment]\ncpus = 3", False, "agents:1", 3),
+        ("[verifier.environment]\ndocker_image = 'own:1'", True, "own:1", 1),
+    ],
+)
+def test_the_container_of_separate_tests(
+    tmp_path: Path, own: str, dockerfile: bool, image: str, cpus: int
+) -> None:
+    toml = "[environment]\ncpus = 2\ndocker_image = 'agents:1'\nworkdir = '/src'"
+    mode = "[verifier]\nenvironment_mode = 'separate'"
+    files = {"tests/Dockerfile": "FROM y"} if dockerfile else {}
+    task = read(harbor(tmp_path / "one", f"{toml}\n{mode}\n{own}", **files))
+    place = task.tests_place
+    assert place and place.image.startswith(image) and place.cpus == cpus
+    assert place.folder == (None if own else "/src")
+    assert (task.steps[0].tests == ()) is dockerfile
+
+
 def test_lines_that_mark_an_instruction_are_left_out(tmp_path: Path) -> None:
     marks = "<!-- harbor-canary GUID 1 -->\n# Canary of the tests\n\n"
     assert read(harbor(tmp_path / "one", **{"instruction.md": f"{marks}# Do it\n"})).steps[

@@ -113,6 +113,9 @@ def read(path: Path) -> TaskFolder:
         path,
         {
             "another build of its main service": compose.build != ".",
+            "a step's own image for tests": (
+                is_separate and any(path.glob("steps/*/tests/[Dd]ocker*"))
+            ),
             "services beside tests in a copy of its container": (
                 bool(compose.services) and is_separate and has_tests
             ),

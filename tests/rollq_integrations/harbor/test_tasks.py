@@ -281,6 +281,15 @@ def test_the_container_of_separate_tests(
     assert (task.steps[0].tests == ()) is dockerfile
 
 
+@pytest.mark.parametrize("file", ["Dockerfile", "docker-compose.yaml"])
+def test_a_steps_own_image_for_tests_is_not_played(tmp_path: Path, file: str) -> None:
+    files = {"steps/a/instruction.md": "x", f"steps/a/tests/{file}": "FROM x"}
+    toml = "[verifier]\nenvironment_mode = 'separate'\n[[steps]]\nname = 'a'"
+    with pytest.raises(JobFailure, match="asks for a step's own image for tests"):
+        read(harbor(tmp_path / "one", toml, **files))
+    read(harbor(tmp_path / "one", "[[steps]]\nname = 'a'", **files))
+
+
 def test_lines_that_mark_an_instruction_are_left_out(tmp_path: Path) -> None:
     marks = "<!-- harbor-canary GUID 1 -->\n# Canary of the tests\n\n"
     assert read(harbor(tmp_path / "one", **{"instruction.md": f"{marks}# Do it\n"})).steps[

@@ -27,13 +27,12 @@ from rollq.env import (
 from rollq.env.attempt import labelled
 from rollq.errors import EnvironmentFailure
 from rollq_integrations.harbor.artifacts import copy
-from rollq_integrations.harbor.room import Room, one_sandbox, wait_until_healthy
+from rollq_integrations.harbor.room import LOGS, Room, one_sandbox, wait_until_healthy
 from rollq_integrations.harbor.task_folder import Step, TaskFolder
 from rollq_integrations.sandbox import as_told
 
 COMMAND_S = 60.0
 """Longest time of a command in seconds that names none."""
-LOGS = "/logs/verifier"
 TEXT, NUMBERS = f"{LOGS}/reward.txt", f"{LOGS}/reward.json"
 """Where tests write the reward: a number, or an object of numbers, of which `reward` counts."""
 LARGEST = 1 << 53
@@ -135,7 +134,8 @@ class HarborEpisode:
         rewards = grade.info["rewards"]
         if any(rewards.get(name, -math.inf) < least for name, least in step.least.items()):
             return Observation("", done=True, reward=grade.reward)
-        self._prepare(self.sandbox, ["rm", "-rf", LOGS, *dict(step.tests)])
+        remove = ["rm", "-rf", LOGS, *dict(step.tests)]
+        self._prepare(self.sandbox, remove, ["mkdir", "-m", "777", LOGS])
         self._next += 1
         self._begin(self.sandbox, self._step)
         return Observation(self._step.instruction, reward=grade.reward)

@@ -12,8 +12,9 @@ from rollq_integrations.harbor.task_folder import Healthcheck, TaskFolder
 from rollq_integrations.sandbox import MAKER, as_told, make_sandbox
 
 AGENT_LOGS = "/logs/agent"
+LOGS = "/logs/verifier"
 SOLUTION = "/solution"
-FOLDERS = (ARTIFACTS, AGENT_LOGS, SOLUTION)
+FOLDERS = (ARTIFACTS, AGENT_LOGS, LOGS, SOLUTION)
 """Folders of every sandbox but services, in which every user may write."""
 
 

@@ -11,8 +11,9 @@ from rollq.env.attempt import AttemptLabels, labelled
 from rollq.errors import EnvironmentFailure, JobFailure
 from rollq_integrations.harbor import episode as episode_module
 from rollq_integrations.harbor import load, room
-from rollq_integrations.harbor.episode import LOGS, HarborEpisode
+from rollq_integrations.harbor.episode import HarborEpisode
 from rollq_integrations.harbor.folder import read
+from rollq_integrations.harbor.room import LOGS
 from tests.rollq_integrations.harbor.task_folders import EXAMPLE, harbor, terminal_bench
 
 

@@ -72,10 +72,9 @@ def test_the_solution_earns_the_reward_and_idleness_none(task: Path, form) -> No
     assert report.rewards == [1.0] and report.problems == []
     episode = domain.open("train", 0, {})
     try:
-        assert (
-            episode.step(Action("bash", {"command": "python3 -c 'import median' && pwd"})).text
-            == "/app\n"
-        )
+        look = "python3 -c 'import median' && pwd && ls /logs"
+        text = episode.step(Action("bash", {"command": look})).text
+        assert text == "/app\nagent\nartifacts\nverifier\n"
         episode.step(Action("respond", {"content": "Done."}))
         assert episode.grade().reward == 0.0
     finally:
@@ -316,8 +315,8 @@ def test_steps_and_services(with_services: Path) -> None:
         episode.step(Action("bash", {"command": HIT.format(", data=b''")}))
         told = episode.step(Action("respond", {"content": "Done."}))
         assert (told.text, told.done, told.reward) == ("Once more.", False, 1.0)
-        left = "cat notes; ls /tests /logs/verifier 2>&1 | grep -c secret"
-        assert episode.step(Action("bash", {"command": left})).text.startswith("as you know0\n")
+        left = "cat notes; ls /tests 2>&1 | grep -c secret; ls /logs/verifier; echo $?"
+        assert episode.step(Action("bash", {"command": left})).text == "as you know0\n0\n"
         assert episode.step(Action("respond", {"content": "Done."})).done
         grade = episode.grade()
         assert grade.reward == 0.5

@@ -43,7 +43,8 @@ NO_NETWORK = "no-network"
 MOST_CPUS = 4096.0
 NETWORK_KEYS = frozenset("network_mode allowed_hosts".split())
 DESCRIPTIONS = frozenset(
-    "name category subcategory tags languages difficulty expert_time_estimate_hours".split()
+    "name title slug category subcategory category_profile reference_pattern tags languages "
+    "difficulty expert_time_estimate_hours canary_guid".split()
 )
 """Keys that belong in `metadata`, and that tasks have beside it."""
 TASK_KEYS = DESCRIPTIONS | frozenset(

@@ -47,7 +47,7 @@ def test_every_sampled_token_is_scored_though_teacher_and_worker_die(stack: Stac
 
     first = start_worker(models)
     # episodes are played, and wait for the teacher, which was never there
-    waiting = "the teacher 'math'"
+    waiting = "the engine of 'large' is away"
     stack.wait(lambda: waiting in stack.run("top", "--once").stdout, 60, "a wait for the teacher")
     os.kill(first.pid, signal.SIGKILL)
     teacher = stack.start("engine", "--port", str(port), "--latency", "0.2")

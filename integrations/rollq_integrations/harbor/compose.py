@@ -155,7 +155,7 @@ def _build(path: Path, service: Mapping[str, Any]) -> str:
     has_arguments = bool({*build} - {"context", "dockerfile"})
     is_other_file = build.get("dockerfile", DOCKERFILE) != DOCKERFILE
     refuse(path, {"a build with arguments": has_arguments or is_other_file})
-    return str(build.get("context", ".")).replace("${CONTEXT_DIR}", ".")
+    return str(Path(str(build.get("context", ".")).replace("${CONTEXT_DIR}", ".")))
 
 
 def _order(path: Path, services: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:

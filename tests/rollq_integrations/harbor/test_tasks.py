@@ -130,6 +130,8 @@ def test_other_volumes_are_refused(tmp_path: Path, volume: str) -> None:
 def test_keys_that_only_describe_a_task_change_nothing(tmp_path: Path) -> None:
     toml = """
     name = "one"
+    title = "One"
+    canary_guid = "0"
     category = "Software"
     subcategory = "Systems"
     tags = ["go"]

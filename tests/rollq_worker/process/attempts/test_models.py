@@ -36,10 +36,10 @@ def test_the_clock_stands_still_while_a_teacher_is_away(is_other: bool) -> None:
         for pool.outage_s in (5.0, 7.0, 7.5):
             check()
         assert call.since - since == 2.5
-        assert [question.away for question in attempt.questions] == [""] * is_other
-        pool.available = False
-        for question in attempt.questions:
-            assert question.away == "the engine of 'large'"
+        asked = [question.engines for question in attempt.questions]
+        assert asked == ["the engine of 'large'"] * is_other
+        for pool.available in (True, False):
+            assert all(q.are_away() is not pool.available for q in attempt.questions)
     assert not attempt.questions
     # for the policy's own engines the attempt counts
     assert checks == ([0.0, 2.0, 2.5] if is_other else [0.0, 0.0, 0.0])

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from rollq.errors import (
     ContractError,
@@ -52,16 +52,15 @@ SHORT_WAIT_S = 1.0
 """Seconds. A call to Redis that takes longer stops the deadline's clock, because Redis was away."""
 
 
-class Question(Protocol):
+class Question(NamedTuple):
     """Something that an attempt has asked another model than the policy."""
 
-    @property
-    def since(self) -> float:
-        """Monotonic time at which it was asked."""
-
-    @property
-    def away(self) -> str:
-        """Name of the engines that it waits for because all of them are away; else empty."""
+    engines: str
+    """Name of the model's engines."""
+    are_away: Callable[[], bool]
+    """True while all of them are away."""
+    since: float
+    """Monotonic time at which it was asked."""
 
 
 class Attempt:
@@ -135,9 +134,9 @@ class Attempt:
     def waits_for(self) -> tuple[str, float]:
         """Name of the thing that its thread waits for (see `Wait.what`), and the seconds so far."""
         call = self.time_limits.current
-        outage = next((question for question in [*self.questions] if question.away), None)
+        outage = next((question for question in [*self.questions] if question.are_away()), None)
         if outage is not None:
-            what = outage.away
+            what = outage.engines
             since = outage.since
         elif call is not None and call.away:
             what = call.away

@@ -3,24 +3,10 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from rollq.ledger.workers.live_workers import MODEL_AWAY
 from rollq_worker.engine.pool import EnginePool
-from rollq_worker.process.attempts.attempt import Attempt
-
-
-@dataclass(frozen=True, eq=False)
-class _Question:
-    """Implements attempt.Question."""
-
-    model: str
-    engine: EnginePool
-    since: float
-
-    @property
-    def away(self) -> str:
-        return "" if self.engine.available else f"{MODEL_AWAY} {self.model!r}"
+from rollq_worker.process.attempts.attempt import Attempt, Question
 
 
 @contextmanager
@@ -39,7 +25,8 @@ def asking(attempt: Attempt, model: str, engine: EnginePool) -> Iterator[Callabl
         away_s = now_s
         attempt.check()
 
-    question = _Question(model, engine, time.monotonic())
+    engines = f"{MODEL_AWAY} {model!r}"
+    question = Question(engines, lambda: not engine.available, time.monotonic())
     if model:
         attempt.questions.append(question)
     try:

@@ -31,7 +31,6 @@ from rollq_worker.tokens.missing_roles import in_known_roles
 from rollq_worker.tokens.model_family import example_call
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import Tokenizer
-from rollq_worker.toolcalls import readers
 from rollq_worker.users import user_factory
 from tests.rollq_worker.tokens.qwen_vocabulary import qwen_spec
 
@@ -106,7 +105,7 @@ class PerfectPolicy:
         self.renderer = renderer
         self._form = form
         self._tools = tools
-        self._think = readers()[renderer.family.parser].think
+        self._think = renderer.reader.think
 
     def write(self, move: Action, prompt: array[int]) -> array[int]:
         """The turn that makes this move after a prompt, with its stop token."""

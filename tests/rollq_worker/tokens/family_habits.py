@@ -84,6 +84,29 @@ HUNYUAN = [
     ],
     "<tool_sep:opensource>",
 ]
+HUNYUAN_4 = [token.replace("opensource", "6124c78e") for token in HUNYUAN[:-1]]
+K2_HORIZON_TOKENS = [
+    *["<|im_start|>", "<|im_end|>"],
+    *[
+        f"<{end}ifm|{name}>"
+        for name in ("think", "tool_calls", "tool_call", "arg_key", "arg_type", "arg_value")
+        for end in ("", "/")
+    ],
+]
+K2_HORIZON = (
+    "{%- set form = tool_call_format | default('FORM') %}{%- for m in messages %}<|im_start|>"
+    "{{ m.role }}\n{% if loop.first and tools %}{{ tools | tojson }}{% endif %}"
+    "{% if m.reasoning_content %}<ifm|think>{{ m.reasoning_content }}</ifm|think>{% endif %}"
+    "{{ m.content }}{% if m.tool_calls %}<ifm|tool_calls>{% for c in m.tool_calls %}"
+    "<ifm|tool_call>{% if form == 'json' %}"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    "{% else %}{{ c.function.name }}{% for k, v in c.function.arguments.items() %}"
+    "<ifm|arg_key>{{ k }}</ifm|arg_key>{% if form == 'xml_typed' %}<ifm|arg_type>"
+    "{{ 'string' if v is string else 'integer' if v is integer else 'object' }}</ifm|arg_type>"
+    "{% endif %}<ifm|arg_value>{{ v if v is string else v | tojson }}</ifm|arg_value>{% endfor %}"
+    "{% endif %}</ifm|tool_call>{% endfor %}</ifm|tool_calls>{% endif %}<|im_end|>\n{% endfor %}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 MINIMAX_M1 = ["<begin_of_document>", "<beginning_of_sentence>", "<end_of_sentence>"]
 LAGUNA = [
     "<system>",
@@ -253,6 +276,25 @@ FAMILY_HABITS: dict[str, Habit] = {
         "%}<｜hy_Assistant:opensource｜>{% endif %}",
         added=HUNYUAN,
     ),
+    # Hunyuan 4: the mark is each checkpoint's own
+    "hunyuan4": Habit(
+        "{%- set x = ':6124c78e' %}<｜hy_begin_of_sentence:6124c78e｜>{%- for m in messages %}"
+        "{%- if m.role == 'system' %}{{ m.content }}{{ tools | tojson if tools }}"
+        "{%- elif m.role == 'assistant' %}<｜hy_Assistant:6124c78e｜>{% if m.reasoning_content "
+        "%}<think{{ x }}>{{ m.reasoning_content }}</think{{ x }}>{% endif %}{{ m.content }}"
+        "{% if m.tool_calls %}<tool_calls{{ x }}>{% for c in m.tool_calls %}<tool_call{{ x }}>"
+        "{{ c.function.name }}{% for k, v in c.function.arguments.items() %}<arg_key{{ x }}>"
+        "{{ k }}</arg_key{{ x }}><arg_value{{ x }}>{{ v if v is string else v | tojson "
+        "}}</arg_value{{ x }}>{% endfor %}</tool_call{{ x }}>{% endfor %}</tool_calls{{ x }}>"
+        "{% endif %}<｜hy_eos:6124c78e｜>{%- else %}<｜hy_User:6124c78e｜>{{ m.content }}"
+        "{%- endif %}{%- endfor %}{% if add_generation_prompt %}<｜hy_Assistant:6124c78e｜>"
+        "{% endif %}",
+        added=HUNYUAN_4,
+    ),
+    # K2 Horizon: the form of calls is an argument of the template
+    "k2-horizon": Habit(K2_HORIZON.replace("FORM", "xml"), added=K2_HORIZON_TOKENS),
+    "k2-horizon-typed": Habit(K2_HORIZON.replace("FORM", "xml_typed"), added=K2_HORIZON_TOKENS),
+    "k2-horizon-json": Habit(K2_HORIZON.replace("FORM", "json"), added=K2_HORIZON_TOKENS),
     # Kimi K3: every part of a message opens and closes, and values say their type
     "kimi-k3": Habit(
         "{%- macro open(tag) %}<|open|>{{ tag }}<|sep|>{% endmacro %}{%- macro "

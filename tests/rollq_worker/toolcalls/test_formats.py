@@ -3,13 +3,13 @@
 import pytest
 
 from rollq.env import Action
-from rollq_worker.toolcalls import PARSERS
+from rollq_worker.toolcalls import PARSERS, readers_for
 from rollq_worker.toolcalls.format_tests import reader_tests
 from tests.rollq_worker.toolcalls.turns.every_format import TURNS
 from tests.rollq_worker.toolcalls.turns.markup_formats import CODER_CALL
 from tests.rollq_worker.toolcalls.turns.token_formats import KIMI_CALL
 from tests.rollq_worker.toolcalls.turns.turn import TOOLS, Turn
-from tests.rollq_worker.toolcalls.written import WRITE
+from tests.rollq_worker.toolcalls.written import WRITE, hunyuan
 
 
 @pytest.mark.parametrize("turn", TURNS, ids=[turn.id for turn in TURNS])
@@ -87,3 +87,13 @@ def test_every_format_has_a_writer() -> None:
 
 for _name in sorted({*PARSERS} & {*WRITE}):
     globals()[f"Test_{_name}"] = reader_tests(PARSERS[_name], WRITE[_name])
+
+
+HUNYUAN_4 = readers_for(["<tool_calls:6124c78e>", "<tool_calls>", "x"])["hunyuan4:6124c78e"]
+TestHunyuan4 = reader_tests(HUNYUAN_4, hunyuan(":6124c78e"))
+
+
+def test_the_mark_of_another_checkpoint_makes_no_call():
+    text = hunyuan(":0a1b2c3d")("f", {"s": "hi"})
+    read = HUNYUAN_4(text, False, TOOLS)
+    assert (read.calls, read.errors, read.content) == ((), (), text)

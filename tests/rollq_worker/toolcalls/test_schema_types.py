@@ -32,12 +32,12 @@ DEFS = {
 }
 
 
-def read(text: str, schema: Any) -> tuple[Any, str]:
+def read(text: str, schema: Any, kind: str = "") -> tuple[Any, str]:
     function = {
         "name": "f",
         "parameters": {"type": "object", "properties": {"x": schema}, "$defs": DEFS},
     }
-    return parameters([{"type": "function", "function": function}], "f").read("x", text)
+    return parameters([{"type": "function", "function": function}], "f").read("x", text, kind)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,14 @@ def test_text_gets_the_type_of_its_schema(text: str, schema: Any, value: Any) ->
 )
 def test_text_that_fits_no_type_is_malformed(text: str, schema: Any, kinds: str) -> None:
     assert read(text, schema) == (None, f"must be of type {kinds}, not {text[:40]!r}.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("integer", 5), ("string", "5"), ("", "5"), ("boolean", "5"), ("text", "5")],
+)
+def test_a_named_type_decides_where_the_schema_allows_it(kind: str, value: Any) -> None:
+    assert read("5", {"type": ["integer", "string"]}, kind) == (value, "")
 
 
 def test_an_unknown_parameter_stays_text() -> None:

@@ -83,12 +83,14 @@ def in_python(name: str, arguments: Arguments) -> str:
     return f"[{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]"
 
 
-def hunyuan(name: str, arguments: Arguments) -> str:
-    marked = ("tool_call>", "arg_key>", "arg_value>")
-    call = glm(f"{name}<tool_sep>", arguments).replace("tool_sep>", "tool_sep:opensource>")
-    for tag in marked:
-        call = call.replace(tag, tag.replace(">", ":opensource>"))
-    return f"<tool_calls:opensource>\n{call}\n</tool_calls:opensource>"
+def hunyuan(mark: str, behind_name: str = "") -> Write:
+    def write(name: str, arguments: Arguments) -> str:
+        call = glm(f"{name}{behind_name}", arguments)
+        for tag in ("tool_call", "tool_sep", "arg_key", "arg_value"):
+            call = call.replace(f"{tag}>", f"{tag}{mark}>")
+        return f"<tool_calls{mark}>\n{call}\n</tool_calls{mark}>"
+
+    return write
 
 
 def glm_like(prefix: str, begin: str = "", end: str = "") -> Write:
@@ -102,6 +104,25 @@ def glm_like(prefix: str, begin: str = "", end: str = "") -> Write:
         return f"{begin}{call}{end}"
 
     return write
+
+
+def k2_horizon_typed(name: str, arguments: Arguments) -> str:
+    types = {
+        str: "string",
+        bool: "boolean",
+        int: "integer",
+        float: "number",
+        list: "array[any]",
+        dict: "object",
+        type(None): "null",
+    }
+    pairs = (
+        f"<ifm|arg_key>{key}</ifm|arg_key><ifm|arg_type>{types[type(value)]}</ifm|arg_type>"
+        f"<ifm|arg_value>{bare(value)}</ifm|arg_value>"
+        for key, value in arguments.items()
+    )
+    call = f"<ifm|tool_call>{name}{''.join(pairs)}</ifm|tool_call>"
+    return f"<ifm|tool_calls>{call}</ifm|tool_calls>"
 
 
 def invoke(begin: str, end: str, prefix: str = "") -> Write:
@@ -189,6 +210,11 @@ WRITE: Mapping[str, Write] = {
     ),
     "longcat": glm_like("longcat_"),
     "k2_horizon": glm_like("ifm|", "<ifm|tool_calls>", "</ifm|tool_calls>"),
+    "k2_horizon_typed": k2_horizon_typed,
+    "k2_horizon_json": lambda name, arguments: (
+        f"<ifm|tool_calls><ifm|tool_call>{as_object(name, arguments)}</ifm|tool_call>"
+        "</ifm|tool_calls>"
+    ),
     "olmo3": lambda name, arguments: (
         f"<function_calls>{in_python(name, arguments)[1:-1]}</function_calls>"
     ),
@@ -236,7 +262,7 @@ WRITE: Mapping[str, Write] = {
     "minimax_m1": lambda name, arguments: (
         f"<tool_calls>\n{as_object(name, arguments)}\n</tool_calls>"
     ),
-    "hunyuan3": hunyuan,
+    "hunyuan3": hunyuan(":opensource", "<tool_sep>"),
     "kimi_k3": kimi_k3,
     "minicpm5": minicpm,
     "minimax_m3": minimax_m3,

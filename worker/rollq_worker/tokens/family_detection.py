@@ -21,7 +21,7 @@ from rollq_worker.tokens.injection_guard import any_of
 from rollq_worker.tokens.known_families import families
 from rollq_worker.tokens.model_family import Family, example_call
 from rollq_worker.tokens.tokenizer import Tokenizer
-from rollq_worker.toolcalls import NO_CALLS, readers
+from rollq_worker.toolcalls import NO_CALLS, readers, readers_for
 from rollq_worker.toolcalls.pieces import THINK
 
 _USER = "zqxjkv"
@@ -124,7 +124,9 @@ def _that_calls(tokenizer: Tokenizer) -> tuple[Family, bool]:
             continue
         rendered = rendered or _TOOL_NAME in turn
         for family in _candidates(tokenizer, prompt, turn):
-            if _reads_call(family, turn, call) and _reads_reasoning(tokenizer, family, call):
+            if _reads_call(tokenizer, family, turn, call) and _reads_reasoning(
+                tokenizer, family, call
+            ):
                 is_complete = turn.count(family.stops[0]) < 2
                 return replace(family, text_arguments=call.text_arguments), is_complete
     raise _no_family(tokenizer, rendered, refusal)
@@ -208,7 +210,7 @@ def _candidates(tokenizer: Tokenizer, prompt: str, turn: str) -> Iterator[Family
             yield family
     end = _end_of_turn(tokenizer)
     if end:
-        for parser in readers():
+        for parser in readers_for(tokenizer.added_tokens):
             yield Family(name=f"other ({parser})", stops=(end,), parser=parser)
 
 
@@ -245,7 +247,7 @@ def _without_calls(tokenizer: Tokenizer) -> Family:
         )
     parser = NO_CALLS
     if THINK[1] not in tokenizer.added_tokens:
-        for name, reader in readers().items():
+        for name, reader in readers_for(tokenizer.added_tokens).items():
             if reader.think != THINK and reader.think[1] in tokenizer.added_tokens:
                 parser = name
                 break
@@ -312,9 +314,9 @@ def _end_of_turn(tokenizer: Tokenizer, tools: Sequence[Json] = (_TOOL,)) -> str:
     return candidates[0] if candidates else ""
 
 
-def _reads_call(family: Family, turn: str, call: _ExampleCall) -> bool:
+def _reads_call(tokenizer: Tokenizer, family: Family, turn: str, call: _ExampleCall) -> bool:
     """True if the family's reader gets the call back."""
-    read = _read(family, turn)
+    read = _read(tokenizer, family, turn)
     return list(read.calls) == [Action(_TOOL_NAME, call.arguments)] and not read.errors
 
 
@@ -328,13 +330,14 @@ def _reads_reasoning(tokenizer: Tokenizer, family: Family, call: _ExampleCall) -
         return True
     if _REASONING not in turn:
         return True
-    read = _read(family, turn)
+    read = _read(tokenizer, family, turn)
     return _REASONING in read.reasoning and _REASONING not in read.content
 
 
-def _read(family: Family, turn: str) -> ReadTurn:
+def _read(tokenizer: Tokenizer, family: Family, turn: str) -> ReadTurn:
     """Reads a rendered turn without its end token."""
     cut = max(turn.rfind(end) for end in (*family.stops, *family.template_ends))
     if cut >= 0 and _TOOL_NAME not in turn[cut:]:
         turn = turn[:cut]
-    return readers()[family.parser](turn, None, [_TOOL])
+    reader = readers_for(tokenizer.added_tokens)[family.parser]
+    return reader(turn, None, [_TOOL])

@@ -75,7 +75,7 @@ class Family:
     """The tokens that end a sampled turn; the template writes the first one at the end of a turn.
     """
     parser: str
-    """A name in `toolcalls.readers()`."""
+    """A name in `toolcalls.readers_for()`."""
     template_ends: tuple[str, ...] = ()
     """End tokens that the template writes but the model never samples."""
     header_stops: Mapping[str, str] = field(default_factory=dict)

@@ -33,8 +33,8 @@ from rollq_worker.tokens.template_messages import (
 )
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.tokens.turn_comparison import says_the_same
-from rollq_worker.toolcalls import readers
-from rollq_worker.toolcalls.pieces import without_calls
+from rollq_worker.toolcalls import readers_for
+from rollq_worker.toolcalls.pieces import Reader, without_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class ChatRenderer:
         self._opened: WeakValueDictionary[str, array[int]] = WeakValueDictionary()
         """The first prompts in use, by their messages."""
         self._end_ids = frozenset((*self.stop_ids, *(ids[end] for end in self._made_up.ends)))
-        reader = readers()[self.family.parser]
-        self._read = reader if self.tools else without_calls(reader)
+        reader = readers_for(tokenizer.added_tokens)[self.family.parser]
+        self.reader: Reader = reader if self.tools else without_calls(reader)
         self._thinking = self._starts_in_reasoning()
 
     def _starts_in_reasoning(self) -> bool | None:
@@ -99,7 +99,7 @@ class ChatRenderer:
         does so behind some replies only.
         """
         headers = (self._made_up.header, self._made_up.header_after_call)
-        opens = {text.rstrip().endswith(self._read.think[0]) for text in headers if text}
+        opens = {text.rstrip().endswith(self.reader.think[0]) for text in headers if text}
         return opens.pop() if len(opens) == 1 else None
 
     @property
@@ -257,7 +257,7 @@ class ChatRenderer:
         return head + end, end
 
     def read(self, ids: array[int]) -> ReadTurn:
-        return self._read(self._text(ids), self._thinking, self.tools)
+        return self.reader(self._text(ids), self._thinking, self.tools)
 
     def bridge(
         self, message: Message, replies: Sequence[Message], stop: int | None = None

@@ -6,7 +6,7 @@ which tools exist; schemas only give types to values that a format writes withou
 packages add readers: see docs/formats.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from rollq_worker.extensions.plug_ins import plug_ins, with_plug_ins
@@ -57,3 +57,11 @@ def readers() -> Mapping[str, Reader]:
     """
     own = {**PARSERS, NO_CALLS: block_reader({})}
     return with_plug_ins(own, ((added.name, added) for added in plug_ins(GROUP, Reader)))
+
+
+def readers_for(tokens: Iterable[str]) -> Mapping[str, Reader]:
+    """All readers for a vocabulary with these added tokens, also those whose tags it marks.
+
+    Raises JobFailure as `readers` does.
+    """
+    return {**readers(), **glm45.hunyuan4(tokens)}

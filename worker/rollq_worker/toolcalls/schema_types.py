@@ -62,8 +62,9 @@ class Parameters:
     resolver: Any
     """Follows references (`$ref`, as pydantic writes them) from the tool's schema."""
 
-    def read(self, key: str, text: str) -> tuple[Json, str]:
-        """Reads `text` as the type that the schema gives the parameter `key`.
+    def read(self, key: str, text: str, kind: str = "") -> tuple[Json, str]:
+        """Reads `text` as the type that the schema gives the parameter `key`. Where it allows
+        several, `kind`, the type that the turn itself names, decides.
 
         Returns the value, and a sentence about what is wrong with it or "".
 
@@ -75,6 +76,8 @@ class Parameters:
         kinds = self.kinds(key)
         if kinds is None:
             return text, ""
+        if kind in kinds:
+            kinds = frozenset({kind})
         readable = frozenset({"array", "null", "object"}) if kinds == _ALL else kinds
         value = typed(text, readable)
         is_wrong_null = value is None and "null" not in kinds

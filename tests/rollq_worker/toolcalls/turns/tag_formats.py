@@ -43,6 +43,7 @@ def untyped(format: str, sglang: str) -> Turn:
 
 olmo = turns_of("olmo3")
 xlam = turns_of("xlam")
+horizon = turns_of("k2_horizon_typed")
 TURNS = [
     *good_turns("deepseek_v41", trims=TRIMMED),
     *good_turns("mimo_v2"),
@@ -53,6 +54,15 @@ TURNS = [
     untyped("step3", TYPES),
     *good_turns("k2_horizon", tail=""),
     untyped("k2_horizon", LENIENT),
+    *good_turns("k2_horizon_typed", tail=""),
+    untyped("k2_horizon_typed", LENIENT),
+    horizon(
+        "no type",
+        WRITE["k2_horizon"]("f", {"s": "hi"}),
+        error="is not a key, a type and a value",
+        sglang=LENIENT,
+    ),
+    *good_turns("k2_horizon_json", tail=""),
     *good_turns("longcat"),
     untyped("longcat", LENIENT),
     turns_of("longcat")(

@@ -33,7 +33,7 @@ from rollq_worker.replay_engine.policy.mistakes import (
 from rollq_worker.replay_engine.policy.task_progress import TaskIndex, TaskProgress
 from rollq_worker.tokens.family_detection import family_of
 from rollq_worker.tokens.tokenizer import Tokenizer
-from rollq_worker.toolcalls import readers
+from rollq_worker.toolcalls import readers_for
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class GroundTruth:
         self._tasks = tasks
         self._mistakes = mistakes
         family = family_of(tokenizer, tools=False)  # one that takes calls still reads them
-        self._read = readers()[family.parser]
+        self._read = readers_for(tokenizer.added_tokens)[family.parser]
         added = tokenizer.added_tokens
         self.eos_ids = frozenset(added[stop] for stop in family.stops if stop in added)
         """The tokens at which the model would stop by itself."""

@@ -27,7 +27,6 @@ from rollq_worker.tokens.selfcheck.conversations import (
     Edge,
     Exchange,
 )
-from rollq_worker.toolcalls import readers
 
 
 class Match(StrEnum):
@@ -95,8 +94,9 @@ class BridgeComparison:
         self._rerender = rerender
         self._tokenizer = renderer.tokenizer
         self._control = any_of(filter(None, self._tokenizer.added_tokens))
-        think = readers()[renderer.family.parser].think
-        self._conversations = Conversations(renderer.tools, renderer.complaint_role(None), think)
+        self._conversations = Conversations(
+            renderer.tools, renderer.complaint_role(None), renderer.reader.think
+        )
         self._texts: dict[tuple[int, ...], tuple[str, Sequence[Message]]] = {}
         """Rendered texts by the identities of their messages. The messages are kept, so that no
         other one gets theirs.

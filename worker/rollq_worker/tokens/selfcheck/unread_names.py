@@ -13,7 +13,6 @@ from rollq_worker.tokens.family_detection import text_behind
 from rollq_worker.tokens.model_family import example_call
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.template_messages import call_id
-from rollq_worker.toolcalls import readers
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Names that every format reads."""
@@ -56,5 +55,5 @@ def _is_read(renderer: ChatRenderer, tool: str, name: str) -> bool:
     cut = max(turn.rfind(end) for end in (*family.stops, *family.template_ends))
     if cut >= 0:
         turn = turn[:cut]
-    read = readers()[family.parser](turn, None, [{"function": {"name": tool}}])
+    read = renderer.reader(turn, None, [{"function": {"name": tool}}])
     return list(read.calls) == [Action(tool, arguments)]

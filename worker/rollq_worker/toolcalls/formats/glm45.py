@@ -1,6 +1,6 @@
 """Calls as a name, then keys and values in tags; white space between tags is free. GLM-4.5 to 5 and
-Laguna write them. Hunyuan 3 marks every tag and puts a section around the calls, as K2 Horizon
-does. LongCat has longer names.
+Laguna write them. Hunyuan marks every tag and puts a section around the calls, as K2 Horizon does.
+LongCat has longer names.
 
     <tool_call>f                          <tool_calls:opensource>
     <arg_key>a</arg_key>                  <tool_call:opensource>f<tool_sep:opensource>
@@ -8,10 +8,13 @@ does. LongCat has longer names.
     </tool_call>                          <arg_value:opensource>1</arg_value:opensource>
                                           </tool_call:opensource></tool_calls:opensource>
 
-A value is taken as it stands; its type is what the tool's schema says.
+A value is taken as it stands; its type is what the tool's schema says. K2 Horizon can write a type,
+too, which decides where the schema allows several. Hunyuan 4 has no tag behind the name, and its
+mark is another one in each checkpoint.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollq.env import Action
@@ -29,6 +32,8 @@ class KeysAndValues:
     """The beginning of every tag's name."""
     mark: str = ""
     """The suffix of every tag's name."""
+    names_types: bool = False
+    """True if a tag between a key and its value names the value's type."""
     behind_name: str = ""
     """The tag between a name and its arguments."""
     frames: tuple[str, ...] = ()
@@ -45,6 +50,8 @@ class KeysAndValues:
 
     def _form(self) -> str:
         key = "key".join(self._tags("arg_key"))
+        if self.names_types:
+            key += "type".join(self._tags("arg_type"))
         value = "value".join(self._tags("arg_value"))
         name = f"the name and {self.behind_name}" if self.behind_name else "the name"
         return f"Write {name}, then {key}{value}, between the tool_call tags."
@@ -83,9 +90,11 @@ class KeysAndValues:
         while text.startswith(key_tags[0], at):
             inside = at + len(key_tags[0])
             key, at = _inside(text, at, key_tags, openers)
+            kind, at = self._type(text, at)
             has_value = text.startswith(value_tags[0], at)
-            if key is None or not key.strip() or not has_value:
-                problem = f"An argument of the call of {name!r} is not a key and a value."
+            if key is None or not key.strip() or kind is None or not has_value:
+                parts = "a key, a type and a value" if self.names_types else "a key and a value"
+                problem = f"An argument of the call of {name!r} is not {parts}."
                 raise BrokenCall(f"{problem} {self._form()}", inside)
             value, end = _inside(text, at, value_tags, openers)
             if value is None:
@@ -93,11 +102,25 @@ class KeysAndValues:
                 raise BrokenCall(f"{problem} with {value_tags[1]}.", inside)
             if key in arguments:
                 raise BrokenCall(f"The tool call names the argument {key!r} twice.", end)
-            arguments[key], problem = schema.read(key, value)
+            arguments[key], problem = schema.read(key, value, kind)
             if problem:
                 raise BrokenCall(f"The argument {key!r} of the call of {name!r} {problem}", end)
             at = end
         return arguments, at
+
+    def _type(self, text: str, at: int) -> tuple[str | None, int]:
+        """The type that the tag at `at` names, and the place behind it: "" in formats without such
+        tags, None where the tag is missing or open.
+        """
+        if not self.names_types:
+            return "", at
+        tags = self._tags("arg_type")
+        if not text.startswith(tags[0], at):
+            return None, at
+        kind, at = _inside(text, at, tags, (tags[0], self._tags("arg_value")[0]))
+        if kind is None:
+            return None, at
+        return kind.partition("[")[0].strip(), at  # of array[string], say, the outer type
 
 
 def _inside(
@@ -114,23 +137,37 @@ def _inside(
     return text[inside : end.start()], skip(text, end.end())
 
 
-_HUNYUAN = ":opensource"
+def _hunyuan(mark: str, behind_name: str = "") -> Reader:
+    return KeysAndValues(
+        mark=mark,
+        behind_name=behind_name,
+        frames=(f"<tool_calls{mark}>", f"</tool_calls{mark}>"),
+        think=(f"<think{mark}>", f"</think{mark}>"),
+    ).reader()
 
 
+def hunyuan4(tokens: Iterable[str]) -> Mapping[str, Reader]:
+    """The readers of Hunyuan 4 by name, for the marks that a vocabulary with these tokens has."""
+    marks = filter(None, map(_MARKED.fullmatch, tokens))
+    return {f"hunyuan4{match[1]}": _hunyuan(match[1]) for match in marks}
+
+
+def _k2_horizon(*, names_types: bool) -> Reader:
+    return KeysAndValues(
+        prefix="ifm|",
+        names_types=names_types,
+        frames=("<ifm|tool_calls>", "</ifm|tool_calls>"),
+        think=("<ifm|think>", "</ifm|think>"),
+    ).reader()
+
+
+_MARKED = re.compile(r"<tool_calls(:[^\s>]+)>")
 READERS = {
     "glm45": KeysAndValues().reader(),
-    "hunyuan3": KeysAndValues(
-        mark=_HUNYUAN,
-        behind_name=f"<tool_sep{_HUNYUAN}>",
-        frames=(f"<tool_calls{_HUNYUAN}>", f"</tool_calls{_HUNYUAN}>"),
-        think=(f"<think{_HUNYUAN}>", f"</think{_HUNYUAN}>"),
-    ).reader(),
+    "hunyuan3": _hunyuan(":opensource", "<tool_sep:opensource>"),
     "longcat": KeysAndValues(
         prefix="longcat_", think=("<longcat_think>", "</longcat_think>")
     ).reader(),
-    "k2_horizon": KeysAndValues(
-        prefix="ifm|",
-        frames=("<ifm|tool_calls>", "</ifm|tool_calls>"),
-        think=("<ifm|think>", "</ifm|think>"),
-    ).reader(),
+    "k2_horizon": _k2_horizon(names_types=False),
+    "k2_horizon_typed": _k2_horizon(names_types=True),
 }

@@ -1,6 +1,6 @@
 """Formats that write a call, or a list of calls, as JSON behind a tag: Hermes' (also of Qwen2.5,
-Qwen3 and Granite 4), Cohere's, Granite 3's, Nemotron's, Apertus', Apriel's, GigaChat's and
-Intern-S1's; MiniMax M1's calls follow one another.
+Qwen3 and Granite 4), Cohere's, Granite 3's, Nemotron's, Apertus', Apriel's, GigaChat's, K2
+Horizon's and Intern-S1's; MiniMax M1's calls follow one another.
 
     <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>
     <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}]<|END_ACTION|>
@@ -188,6 +188,13 @@ READERS = {
     ).reader(),
     "gigachat31": JsonLists(
         tags=("<|function_call|>", ""), call=call_of, form=f"Write <|function_call|>{_OBJECTS}."
+    ).reader(),
+    "k2_horizon_json": JsonLists(
+        tags=("<ifm|tool_call>", "</ifm|tool_call>"),
+        call=call_of,
+        form=f"Write {_OBJECTS} between the tool_call tags.",
+        frames=("<ifm|tool_calls>", "</ifm|tool_calls>"),
+        think=("<ifm|think>", "</ifm|think>"),
     ).reader(),
     "intern_s1": block_reader(
         {

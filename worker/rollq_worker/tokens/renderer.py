@@ -206,7 +206,7 @@ class ChatRenderer:
         if stopped and sampled[-1] != self.tokenizer.added_tokens[end]:
             return False
         rendered = after[: -len(bridge)]
-        return says_the_same(self._read, self._text(sampled), rendered, self._thinking, self.tools)
+        return says_the_same(self.reader, self._text(sampled), rendered, self._thinking, self.tools)
 
     def shown(self, messages: Sequence[Message]) -> list[Message]:
         """A complete conversation as the template takes it. Raises JobFailure."""

@@ -93,7 +93,7 @@ def tool(schema: Any, defs: dict[str, Any]) -> Any:
 
 
 def test_these_formats_write_values_without_quotes():
-    of_glm = ["glm45", "hunyuan3", "k2_horizon", "k2_horizon_typed", "longcat"]
+    of_glm = ["glm45", "hunyuan3", "k2_horizon", "longcat"]
     of_minimax = ["dots", "minicpm5", "minimax_m2", "minimax_m3", "muse", "step3"]
     assert sorted([*of_glm, *of_minimax, "mimo_v2", "qwen3_coder", "seed"]) == BARE
 

@@ -82,6 +82,21 @@ def test_mistakes_of_the_policy_are_observations(
     assert not observation.done
 
 
+def test_a_customer_is_found_by_the_address_or_by_name_and_zip_code() -> None:
+    customer = records().customers[ORDER["customer_id"]]
+    name, email, zip = customer["name"], customer["email"], customer["address"]["zip"]
+
+    def is_found(tool: str, **arguments: str) -> bool:
+        text = tools.call(DATABASE.view(), tool, arguments)
+        return text == json.dumps({"customer_id": customer["customer_id"]}, separators=(",", ":"))
+
+    assert is_found("find_customer_by_email", email=f" {email.upper()} ")
+    assert is_found("find_customer_by_name", name=name.upper(), zip=zip)
+    assert not is_found("find_customer_by_email", email=name)
+    assert not is_found("find_customer_by_name", name=email, zip=zip)
+    assert not is_found("find_customer_by_name", name=name, zip="00000")
+
+
 def test_changes_that_cannot_be() -> None:
     order = next(one for one in ORDERS if one["status"] == PENDING and len(one["items"]) > 1)
     item, other = (part["item_id"] for part in order["items"][:2])

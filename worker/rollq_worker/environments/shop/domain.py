@@ -17,9 +17,9 @@ from rollq_worker.environments.shop.records import SPLITS
 from rollq_worker.environments.shop.rules import SYSTEM_PROMPT
 from rollq_worker.environments.shop.tasks import make_task
 
-VERSION = "2"
-"""Version of the shop's rules, data and tasks; the desk has its own, desk.VERSION. Rewards are
-comparable only within one version. A test pins their digest under it.
+VERSION = "3"
+"""Version of the shop's rules, data, tools and tasks; the desk has its own, desk.VERSION. Rewards
+are comparable only within one version. A test pins the digest of the tasks under it.
 """
 
 

@@ -27,8 +27,10 @@ class Records:
 
     products: Mapping[str, Json]
     customers: Mapping[str, Json]
-    customer_ids: Mapping[str, str]
-    """By e-mail address and by name, in lower case; no two customers share one."""
+    ids_by_email: Mapping[str, str]
+    """Customer ids by e-mail address in lower case, one each."""
+    ids_by_name: Mapping[str, str]
+    """Customer ids by name in lower case, one each."""
     orders: Mapping[str, Json]
     task_customers: Mapping[tuple[str, int], str]
     """Customer id by (split, index)."""
@@ -49,14 +51,11 @@ def records() -> Records:
             for order in _orders(customer, list(products.values())):
                 orders[order["order_id"]] = order
             task_customers[split, index] = customer["customer_id"]
-    ids: dict[str, str] = {}
-    for id, customer in customers.items():
-        ids[customer["email"].lower()] = id
-        ids[customer["name"].lower()] = id
     return Records(
         products=products,
         customers=customers,
-        customer_ids=ids,
+        ids_by_email={customer["email"].lower(): id for id, customer in customers.items()},
+        ids_by_name={customer["name"].lower(): id for id, customer in customers.items()},
         orders=orders,
         task_customers=task_customers,
     )

@@ -14,7 +14,8 @@ from functools import cache, partial
 from rollq.env.copy_on_write import SharedDatabase, View
 from rollq.job import Json
 from rollq_worker.environments.shop.calculator import calculate
-from rollq_worker.environments.shop.records import DELIVERED, PENDING, bought, records, total
+from rollq_worker.environments.shop.records import DELIVERED, PENDING, bought, records
+from rollq_worker.environments.shop.records import total as items_total
 
 CANCEL_REASONS = ("no longer needed", "ordered by mistake")
 WRAP_FEE = "4.50"
@@ -23,7 +24,7 @@ TRANSFER = "transfer_to_human"
 """The tool that hands over to a human, which ends the episode."""
 HANDED_OVER = "handed over"
 
-Run = Callable[..., Json]
+ToolFunction = Callable[..., Json]
 
 
 class CallError(Exception):
@@ -40,10 +41,12 @@ def shared_database() -> SharedDatabase:
 
 def call(data: View, name: str, arguments: Mapping[str, Json]) -> str:
     """The tool's result as compact JSON, or "Error: ..."."""
-    if (tool := _TOOLS.get(name)) is None:
-        return f"Error: there is no tool {_shorten(name)}"
+    tool = _TOOLS.get(name)
+    if tool is None:
+        return f"Error: there is no tool {_quoted(name)}"
     schema, run = tool
-    if problem := _problem(arguments, schema["function"]["parameters"]):
+    problem = _problem(arguments, schema["function"]["parameters"])
+    if problem is not None:
         return f"Error: {problem}"
     try:
         return json.dumps(run(data, **arguments), separators=(",", ":"))
@@ -61,7 +64,7 @@ def _problem(arguments: Json, parameters: Mapping[str, Json]) -> str | None:
         return f"missing argument {', '.join(missing)}"
     for name, value in arguments.items():
         if name not in schemas:
-            return f"unknown argument {_shorten(str(name))}"
+            return f"unknown argument {_quoted(str(name))}"
         if not _fits(value, schemas[name]):
             return f"argument {name} must be {_expected(schemas[name])}"
     return None
@@ -85,9 +88,9 @@ def _expected(schema: Mapping[str, Json]) -> str:
     return f"one of {', '.join(map(repr, schema['enum']))}" if "enum" in schema else "a string"
 
 
-def _shorten(text: str) -> str:
-    """The value as quoted, plain ASCII text of limited length, because the policy may have sampled
-    a very long one.
+def _quoted(text: str) -> str:
+    """The text in quotes, in ASCII, cut to about 80 characters: the policy may have sampled a long
+    one.
     """
     shown = ascii(text[:80])
     return shown if len(text) <= 80 and len(shown) <= 80 else f"{shown[:80]}..."
@@ -101,15 +104,17 @@ def _text(description: str, *, enum: tuple[str, ...] = ()) -> dict[str, Json]:
 
 
 _ORDER_ID = _text("The order's id, such as 'S-48213'.")
-_TOOLS: dict[str, tuple[dict[str, Json], Run]] = {}
+_TOOLS: dict[str, tuple[dict[str, Json], ToolFunction]] = {}
 """Schema and function by name, in the order in which the policy is shown them."""
 
 
-def _tool(description: str, **properties: dict[str, Json]) -> Callable[[Run], Run]:
+def _tool(
+    description: str, **properties: dict[str, Json]
+) -> Callable[[ToolFunction], ToolFunction]:
     """Makes a function the tool with the function's name. All parameters are required."""
     parameters = {"type": "object", "properties": properties, "required": list(properties)}
 
-    def add(run: Run) -> Run:
+    def add(run: ToolFunction) -> ToolFunction:
         name = run.__name__.removeprefix("_")
         function = {
             "name": name,
@@ -125,12 +130,12 @@ def _tool(description: str, **properties: dict[str, Json]) -> Callable[[Run], Ru
 def _look_up(table: Mapping[str, Json], kind: str, id: str) -> Json:
     record = table.get(id)
     if record is None:
-        raise CallError(f"there is no {kind} {_shorten(id)}")
+        raise CallError(f"there is no {kind} {_quoted(id)}")
     return record
 
 
-def _order(data: View, order_id: str, status: str) -> Json:
-    """The order, to be changed."""
+def _order_in(data: View, order_id: str, status: str) -> Json:
+    """The order, copied for changes. Raises CallError unless it has this status."""
     order = _look_up(data["orders"], "order", order_id)
     if order["status"] != status:
         raise CallError(f"order {order_id} is {order['status']}, not {status}")
@@ -141,28 +146,31 @@ def _item(order: Json, item_id: str) -> Json:
     for item in order["items"]:
         if item["item_id"] == item_id:
             return item
-    raise CallError(f"order {order['order_id']} holds no item {_shorten(item_id)}")
+    raise CallError(f"order {order['order_id']} holds no item {_quoted(item_id)}")
 
 
 def _settle(order: Json, payment_id: str, amount: Decimal) -> None:
-    """Charge a payment method of the order's customer; refunds are negative."""
+    """Charges a payment method of the order's customer; refunds are negative. Raises CallError for
+    a method of another customer.
+    """
     if payment_id not in records().customers[order["customer_id"]]["payment_methods"]:
         raise CallError(
-            f"the customer of order {order['order_id']} has no payment method "
-            f"{_shorten(payment_id)}"
+            f"the customer of order {order['order_id']} has no payment method {_quoted(payment_id)}"
         )
     order.setdefault("settled", []).append({"payment_method_id": payment_id, "amount": str(amount)})
 
 
-def _customer(key: str) -> Json:
-    """The customer with this e-mail address or name, whatever its case."""
-    return records().customers.get(records().customer_ids.get(key.strip().lower(), ""))
+def _customer_in(ids: Mapping[str, str], key: str) -> Json | None:
+    """The customer whose id has this key, in any case."""
+    customer_id = ids.get(key.strip().lower())
+    return None if customer_id is None else records().customers[customer_id]
 
 
 @_tool("Find a customer's id by e-mail address.", email=_text("The e-mail address."))
 def _find_customer_by_email(data: View, email: str) -> Json:
-    if (customer := _customer(email)) is None:
-        raise CallError(f"there is no customer with the e-mail address {_shorten(email)}")
+    customer = _customer_in(records().ids_by_email, email)
+    if customer is None:
+        raise CallError(f"there is no customer with the e-mail address {_quoted(email)}")
     return {"customer_id": customer["customer_id"]}
 
 
@@ -172,7 +180,8 @@ def _find_customer_by_email(data: View, email: str) -> Json:
     zip=_text("The zip code of the customer's own address, five digits."),
 )
 def _find_customer_by_name(data: View, name: str, zip: str) -> Json:
-    if (customer := _customer(name)) is None or customer["address"]["zip"] != zip.strip():
+    customer = _customer_in(records().ids_by_name, name)
+    if customer is None or customer["address"]["zip"] != zip.strip():
         raise CallError("there is no customer with this name and zip code")
     return {"customer_id": customer["customer_id"]}
 
@@ -215,11 +224,14 @@ def _get_product(data: View, product_id: str) -> Json:
     reason=_text("Why the customer cancels.", enum=CANCEL_REASONS),
 )
 def _cancel_order(data: View, order_id: str, reason: str) -> Json:
-    order = _order(data, order_id, PENDING)
+    order = _order_in(data, order_id, PENDING)
     _settle(order, order["payment_method_id"], -Decimal(order["total"]))
     order |= {"status": "cancelled", "cancelled_because": reason}
-    return {"order_id": order_id, "status": "cancelled", "refund": order["total"]} | {
-        "payment_method_id": order["payment_method_id"]
+    return {
+        "order_id": order_id,
+        "status": "cancelled",
+        "refund": order["total"],
+        "payment_method_id": order["payment_method_id"],
     }
 
 
@@ -232,7 +244,7 @@ def _cancel_order(data: View, order_id: str, reason: str) -> Json:
     zip=_text("The zip code, five digits."),
 )
 def _change_address(data: View, order_id: str, **address: str) -> Json:
-    order = _order(data, order_id, PENDING)
+    order = _order_in(data, order_id, PENDING)
     order["address"] = address
     return {"order_id": order_id, "address": address}
 
@@ -243,11 +255,11 @@ def _change_address(data: View, order_id: str, **address: str) -> Json:
     wrapped={"type": "boolean", "description": "Whether it shall be gift-wrapped."},
 )
 def _set_gift_wrap(data: View, order_id: str, wrapped: bool) -> Json:
-    order = _order(data, order_id, PENDING)
+    order = _order_in(data, order_id, PENDING)
     gold = records().customers[order["customer_id"]]["gold_member"]
     fee = "0.00" if gold else WRAP_FEE
     order["gift_wrap"] = fee if wrapped else None
-    order["total"] = _total(order)
+    order["total"] = _order_total(order)
     return {name: order[name] for name in ("order_id", "gift_wrap", "total")}
 
 
@@ -263,14 +275,12 @@ def _set_gift_wrap(data: View, order_id: str, wrapped: bool) -> Json:
 def _change_item(
     data: View, order_id: str, item_id: str, new_item_id: str, payment_method_id: str
 ) -> Json:
-    order = _order(data, order_id, PENDING)
+    order = _order_in(data, order_id, PENDING)
     old = _item(order, item_id)
     product = records().products[old["product_id"]]
     variant = next((item for item in product["items"] if item["item_id"] == new_item_id), None)
     if variant is None:
-        raise CallError(
-            f"{_shorten(new_item_id)} is not a variant of the same product as {item_id}"
-        )
+        raise CallError(f"{_quoted(new_item_id)} is not a variant of the same product as {item_id}")
     if new_item_id == item_id:
         raise CallError(f"{new_item_id} is the item in the order")
     if not variant["in_stock"]:
@@ -279,12 +289,12 @@ def _change_item(
     _settle(order, payment_method_id, difference)
     new = bought(product, variant)
     order["items"] = [new if item["item_id"] == item_id else item for item in order["items"]]
-    order["total"] = _total(order)
+    order["total"] = _order_total(order)
     return {"order_id": order_id, "new_item": new, "price_difference": str(difference)}
 
 
-def _total(order: Json) -> str:
-    return str(total(order["items"]) + Decimal(order["gift_wrap"] or 0))
+def _order_total(order: Json) -> str:
+    return str(items_total(order["items"]) + Decimal(order["gift_wrap"] or 0))
 
 
 @_tool(
@@ -302,8 +312,8 @@ def _total(order: Json) -> str:
 def _return_items(
     data: View, order_id: str, item_ids: Sequence[str], payment_method_id: str
 ) -> Json:
-    order = _order(data, order_id, DELIVERED)
-    refund = total(_item(order, item_id) for item_id in item_ids)
+    order = _order_in(data, order_id, DELIVERED)
+    refund = items_total(_item(order, item_id) for item_id in item_ids)
     if len(set(item_ids)) != len(item_ids):
         raise CallError("an item is named twice")
     _settle(order, payment_method_id, -refund)

@@ -61,7 +61,7 @@ def records() -> Records:
     )
 
 
-def total(items: Iterable[Json]) -> Decimal:
+def items_total(items: Iterable[Json]) -> Decimal:
     """The price of these items together."""
     return sum((Decimal(item["price"]) for item in items), Decimal("0.00"))
 
@@ -147,7 +147,7 @@ def _orders(customer: Json, products: list[Json]) -> Iterable[Json]:
             "address": customer["address"],
             "items": items,
             "gift_wrap": None,
-            "total": str(total(items)),
+            "total": str(items_total(items)),
             "payment_method_id": next(iter(customer["payment_methods"])),
         }
 

@@ -15,7 +15,13 @@ from random import Random
 
 from rollq.env import RESPOND, STOP_MARKER, Action, Task
 from rollq.job import Json
-from rollq_worker.environments.shop.records import RETURN_DAYS, TODAY, new_address, records, total
+from rollq_worker.environments.shop.records import (
+    RETURN_DAYS,
+    TODAY,
+    items_total,
+    new_address,
+    records,
+)
 from rollq_worker.environments.shop.rules import SYSTEM_PROMPT
 from rollq_worker.environments.shop.tools import CANCEL_REASONS, TRANSFER, WRAP_FEE
 
@@ -131,7 +137,7 @@ def return_items(random: Random, customer: Json, order: Json) -> Request:
     items = random.sample(order["items"], random.randint(1, len(order["items"])))
     which, reads = _mention(random, customer, order, *items)
     payment, label = random.choice(list(customer["payment_methods"].items()))
-    refund, names = str(total(items)), " and ".join(item["name"] for item in items)
+    refund, names = str(items_total(items)), " and ".join(item["name"] for item in items)
     if len(items) > 1:
         reads = [
             *reads,

@@ -14,8 +14,7 @@ from functools import cache, partial
 from rollq.env.copy_on_write import SharedDatabase, View
 from rollq.job import Json
 from rollq_worker.environments.shop.calculator import calculate
-from rollq_worker.environments.shop.records import DELIVERED, PENDING, bought, records
-from rollq_worker.environments.shop.records import total as items_total
+from rollq_worker.environments.shop.records import DELIVERED, PENDING, bought, items_total, records
 
 CANCEL_REASONS = ("no longer needed", "ordered by mistake")
 WRAP_FEE = "4.50"

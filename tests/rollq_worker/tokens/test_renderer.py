@@ -283,3 +283,12 @@ def test_siblings_share_their_first_prompt_and_tools_that_change_in_place_are_sh
         assert renderer.open(OPENING, tools) == renderer.tokenizer.encode(
             renderer.prompt(OPENING, tools)
         )
+
+
+@pytest.mark.parametrize("arguments", ["{", "[" * 100_000])
+def test_arguments_that_are_not_json_are_shown_as_text(arguments: str):
+    renderer = ChatRenderer(load_tokenizer())
+    turn = called()
+    turn["tool_calls"][0]["function"] = {"name": "get_order", "arguments": arguments}
+    ids = renderer.open([*OPENING, turn, result("x"), OPENING[1]], TOOLS)
+    assert arguments in renderer.tokenizer.decode(ids)

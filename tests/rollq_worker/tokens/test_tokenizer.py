@@ -72,7 +72,7 @@ def test_sizes_hashes_and_ends(qwen: Tokenizer, bundled: Tokenizer, folder: Path
         == hashlib.sha256((BUNDLED / "tokenizer.json").read_bytes()).hexdigest()
         != qwen.hash
     )
-    (folder / "generation_config.json").write_text('{"eos_token_id": [5002, 5000]}')
+    (folder / "generation_config.json").write_text('{"eos_token_id": [true, 5002, 5000]}')
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}{{ word }}")
     other = load_tokenizer(str(folder))
     assert {len(each.template_hash) for each in (bundled, other.with_arguments({"word": 1}))} == {
@@ -162,6 +162,9 @@ def test_a_template_that_refuses_is_the_jobs_failure(bundled: Tokenizer, folder:
         ("tokenizer.json", "nonsense", "tokenizer.json is not a tokenizer"),
         ("tokenizer_config.json", "{", "tokenizer_config.json is not valid JSON"),
         ("tokenizer_config.json", "[]", "must hold a JSON object, not a list"),
+        ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json is not valid JSON"),
+        ("tokenizer_config.json", '{"eos_token": {"id": 2}}', "eos_token in tokenizer_config.json"),
+        ("tokenizer_config.json", '{"bos_token": 1}', "bos_token in tokenizer_config.json"),
         ("generation_config.json", "{", "generation_config.json is not valid JSON"),
         ("chat_template.jinja", "{% if %}", "not valid Jinja: line 1"),
         ("chat_template.jinja", b"\xff\xfe", "is not UTF-8"),
@@ -206,11 +209,19 @@ def test_a_template_of_its_own_for_tools(folder: Path):
         assert tokenizer.render([{"role": "user", "content": "x"}]) == "no tools here"
 
 
-def test_a_template_list_of_nonsense(folder: Path):
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.json"])
+def test_a_template_list_of_nonsense(folder: Path, file: str):
     (folder / "chat_template.jinja").unlink()
-    (folder / "tokenizer_config.json").write_text('{"chat_template": ["x"]}')
-    with pytest.raises(SettingsError, match="a list, but not of templates"):
+    (folder / file).write_text('{"chat_template": ["x"]}')
+    with pytest.raises(SettingsError, match=f"{file}: .*a list, but not of templates"):
         load_tokenizer(str(folder))
+
+
+def test_a_configuration_that_names_no_ends_in_the_expected_form(folder: Path):
+    config = {"eos_token": "<|im_end|>", "generation": [1]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(str(folder))
+    assert tokenizer.eos_ids == (tokenizer.added_tokens["<|im_end|>"],)
 
 
 @pytest.mark.parametrize("where", ["./nowhere", "nowhere", "/no/such/directory", "a/b/c"])

@@ -22,7 +22,9 @@ from rollq.job import Json
 
 TEKKEN = "tekken.json"
 TIKTOKEN = "tiktoken.model"
-BPE = ("vocab.json", "merges.txt")
+VOCAB = "vocab.json"
+MERGES = "merges.txt"
+BPE = (VOCAB, MERGES)
 FILES = (TEKKEN, TIKTOKEN, *BPE)
 _HAN, _UPPER, _LOWER = r"\p{Han}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -49,8 +51,8 @@ class Made(NamedTuple):
     spec: bytes
     config: Mapping[str, Json]
     hash: str
-    """Of the model's own files and of the added tokens, because another version of transformers may
-    write another spec.
+    """SHA-256 of the model's own files and of the added tokens, because another version of
+    transformers may write another spec.
     """
 
 

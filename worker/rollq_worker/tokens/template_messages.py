@@ -165,5 +165,5 @@ def _arguments(function: Mapping[str, Json]) -> Json:
         return arguments or {}
     try:
         return json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments

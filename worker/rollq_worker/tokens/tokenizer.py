@@ -28,16 +28,18 @@ if TYPE_CHECKING:
     import tokenizers
 
 BUNDLED = Path(__file__).parent / "bundled" / "tokenizer"
-REMEMBERED, LONGEST_REMEMBERED = 1024, 16_384
-"""Number of plain texts whose ids are kept, and of characters of the longest one: a few MB. The
-rollouts of a group make the same calls, so they see the same results.
+CACHED_TEXTS = 1024
+"""Number of plain texts whose ids are kept. The rollouts of a group make the same calls, so they
+see the same results.
 """
-LONG = 1000
+LONGEST_CACHED = 16_384
+"""Characters of the longest text whose ids are kept, so that all take a few MB."""
+BATCH_DECODE_FROM = 1000
 """Number of ids from which decoding uses the batch form, which releases the interpreter."""
 _ENCODERS = ThreadPoolExecutor(os.cpu_count(), "encode")
 """Few threads: each thread that encodes keeps memory of the library's, and a worker has a thousand.
 """
-LARGE = 1_000_000
+ENCODE_ALONE_FROM = 1_000_000
 """Characters of texts of which only one is encoded at a time: the library takes about 100 bytes for
 each.
 """
@@ -64,37 +66,38 @@ class Tokenizer:
         """
         self.name = name
         self._full = _read(name, spec)
-        self._plain, spaces = _without_controls(self._full)
+        plain, blank_ids = _without_controls(self._full)
+        self._plain = plain
         """The same vocabulary, for plain text."""
-        added = [
-            (id, token)
+        added = {
+            id: token
             for id, token in sorted(self._full.get_added_tokens_decoder().items())
-            if id not in spaces
-        ]
-        self.added = [token for _, token in added]
+            if id not in blank_ids
+        }
+        self.added = list(added.values())
         """Tokens that their text always becomes, whatever comes before or after it: control tokens
         and tags.
         """
-        self.added_tokens: dict[str, int] = {token.content: id for id, token in added}
-        """Their ids by text."""
-        self._added_ids = frozenset(self.added_tokens.values())
+        self.added_tokens: dict[str, int] = {token.content: id for id, token in added.items()}
+        """Ids of the added tokens by text."""
+        self._added_ids = frozenset(added)
         self.vocab_size: int = 1 + max(self._full.get_vocab(with_added_tokens=True).values())
         """Every id is below it."""
-        self._remembered = lru_cache(REMEMBERED)(self._encode_plain)
-        self._named = {
-            key: _text(config[key]) for key in NAMED_TOKENS if config.get(key) is not None
-        }
+        self._encode_plain_cached = lru_cache(CACHED_TEXTS)(self._encode_plain)
+        self._named = _named_tokens(name, config)
         self.hash = hash or hashlib.sha256(spec).hexdigest()
-        """Of tokenizer.json, or of the files in its place."""
-        self.eos_ids = _eos_ids(config, self.added_tokens)
+        """SHA-256 of tokenizer.json, or of the files that it was made from."""
+        generation = config.get("generation")
+        self.eos_ids = _eos_ids(self._named.get("eos_token"), generation, self.added_tokens)
         """The ids that the model's files name as its end of turn."""
         self.image_processor = image_processor
         """The configuration of the image processor; None for a model of text."""
         self._set_template(template)
 
     def with_template(self, template: Json) -> Tokenizer:
-        """The same vocabulary, shared, with another chat template. Raises SettingsError for one
-        that is not Jinja.
+        """A copy with another chat template. Raises SettingsError for one that is not Jinja.
+
+        It shares the vocabulary.
         """
         other = copy.copy(self)
         other._set_template(template)
@@ -105,7 +108,7 @@ class Tokenizer:
         images = [self.image_processor] if self.image_processor else []
         shaping = json.dumps([template, self._named, self.eos_ids, *images], sort_keys=True)
         self.template_hash = hashlib.sha256(shaping.encode()).hexdigest()
-        """Of the template, of the named tokens that it may show, of where turns end, and of the
+        """SHA-256 of the template, the named tokens that it may show, the ends of turns and the
         image processor.
         """
 
@@ -122,8 +125,8 @@ class Tokenizer:
         """
         encoded = []
         for text in texts:
-            if len(text) <= LONGEST_REMEMBERED:
-                encoded.append(self._remembered(text)[:])
+            if len(text) <= LONGEST_CACHED:
+                encoded.append(self._encode_plain_cached(text)[:])
             else:
                 encoded.append(self._encode_plain(text))
         return encoded
@@ -141,13 +144,13 @@ class Tokenizer:
         """The text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids without a token are left
         out.
         """
-        if len(ids) < LONG:
+        if len(ids) < BATCH_DECODE_FROM:
             return self._full.decode(list(ids), skip_special_tokens=skip_special)
         return self._full.decode_batch([list(ids)], skip_special_tokens=skip_special)[0]
 
     def reencode(self, turns: Sequence[Sequence[int]]) -> list[array[int]]:
-        """For each turn, array('I'): the ids of its text, which training on text would get. They
-        are only counted.
+        """Encodes the text of each turn again, as training on text would. The ids, one array('I')
+        per turn, are only compared, never trained on.
         """
         return _encode(self._full, [self.decode(ids) for ids in turns])
 
@@ -162,7 +165,7 @@ class Tokenizer:
         return self._template.fixed_arguments
 
     def with_arguments(self, arguments: Mapping[str, Json]) -> Tokenizer:
-        """This tokenizer, whose chat template always renders with these arguments.
+        """A copy whose chat template always renders with these arguments.
 
         Raises JobFailure for a name that the template does not read, and for a value with a control
         token in it.
@@ -201,16 +204,32 @@ def load_tokenizer(where: str | None = None, template: str | None = None) -> Tok
     return Tokenizer(where, *read_files(find_tokenizer(where), template))
 
 
-def _text(token: Json) -> str:
-    return str(token["content"] if isinstance(token, dict) else token)
+def _named_tokens(name: str, config: Mapping[str, Json]) -> dict[str, str]:
+    """The texts of the tokens that tokenizer_config.json names. Raises SettingsError."""
+    texts: dict[str, str] = {}
+    for key in NAMED_TOKENS:
+        token = config.get(key)
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str):
+            texts[key] = text
+        elif token is not None:
+            raise SettingsError(
+                f"tokenizer {name}: {key} in tokenizer_config.json must be a text, or an object "
+                f"with a text as its content, not {token!s:.80}"
+            )
+    return texts
 
 
-def _eos_ids(config: Mapping[str, Json], added: Mapping[str, int]) -> tuple[int, ...]:
-    named = config.get("eos_token")
-    generation = config.get("generation", {}).get("eos_token_id")
-    ids = [added.get(_text(named), -1)] if named is not None else []
-    ids += generation if isinstance(generation, list) else [generation]
-    return tuple(dict.fromkeys(id for id in ids if isinstance(id, int) and id >= 0))
+def _eos_ids(
+    eos_token: str | None, generation: Json, added_tokens: Mapping[str, int]
+) -> tuple[int, ...]:
+    """The ids of the end-of-turn token and of those in generation_config.json."""
+    ids: list[Json] = []
+    if eos_token is not None:
+        ids.append(added_tokens.get(eos_token))
+    eos_ids = generation.get("eos_token_id") if isinstance(generation, dict) else None
+    ids += eos_ids if isinstance(eos_ids, list) else [eos_ids]
+    return tuple(dict.fromkeys(id for id in ids if type(id) is int and id >= 0))
 
 
 def _read(name: str, spec: bytes) -> tokenizers.Tokenizer:
@@ -226,8 +245,8 @@ def _read(name: str, spec: bytes) -> tokenizers.Tokenizer:
 
 
 def _without_controls(full: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer, frozenset[int]]:
-    """The same vocabulary (shared, not copied) without post-processor and control tokens; and the
-    ids of white space.
+    """The vocabulary (shared, not copied) without post-processor and control tokens; and the ids of
+    white space.
 
     In some vocabularies (Gemma's) rows of spaces and line ends are added tokens. They are text, so
     they stay.
@@ -251,10 +270,10 @@ def _without_controls(full: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer,
 def _in_the_middle(
     splitter: tokenizers.pre_tokenizers.PreTokenizer,
 ) -> tokenizers.pre_tokenizers.PreTokenizer:
-    """The pre-tokenizer for texts behind a control token: SentencePiece may put a space in front of
-    the first text.
+    """The pre-tokenizer for text behind a control token. SentencePiece (Mistral 7B) puts a space
+    before the first text of an input; here no text is first.
 
-    Mistral 7B's does. The self-check finds templates that begin with plain text.
+    The self-check finds templates that begin with plain text.
     """
     import tokenizers
 
@@ -273,7 +292,7 @@ def _never_first(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, texts: list[str]) -> list[array[int]]:
-    encoders = _LARGE_ENCODER if sum(map(len, texts)) > LARGE else _ENCODERS
+    encoders = _LARGE_ENCODER if sum(map(len, texts)) > ENCODE_ALONE_FROM else _ENCODERS
     return encoders.submit(lambda: [_encode_one(tokenizer, text) for text in texts]).result()
 
 

@@ -1,8 +1,11 @@
 """The files of a tokenizer: in a directory, or fetched from the hub.
 
-A directory holds tokenizer.json, or one of `other_files` in its place, tokenizer_config.json, which
-tekken.json may lack, and a chat template: chat_template.jinja, or `chat_template` in
-tokenizer_config.json or chat_template.json; further ones may be in additional_chat_templates.
+A directory holds
+- tokenizer.json, or one of `other_files`;
+- tokenizer_config.json, which may be missing beside tekken.json;
+- a chat template: chat_template.jinja, or `chat_template` in tokenizer_config.json or
+  chat_template.json;
+- further templates in additional_chat_templates, if there are several.
 """
 
 import json
@@ -13,11 +16,15 @@ from typing import Any, NamedTuple
 
 from rollq.errors import SettingsError
 from rollq.job import Json
-from rollq_worker.tokens.other_files import BPE, TEKKEN, TIKTOKEN, make_spec
+from rollq_worker.tokens.other_files import BPE, MERGES, TEKKEN, TIKTOKEN, make_spec
 from rollq_worker.tokens.other_files import FILES as OTHER_FILES
 from rollq_worker.tokens.training_templates import template_text
 
-FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+SPEC = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
+GENERATION_CONFIG = "generation_config.json"
+FILES = (SPEC, CONFIG, TEMPLATE, GENERATION_CONFIG)
 OLD_TEMPLATE = "chat_template.json"
 """Where older models of images and text have their template."""
 MORE_TEMPLATES = "additional_chat_templates"
@@ -38,7 +45,7 @@ class TokenizerFiles(NamedTuple):
     """The chat template's Jinja text, or texts by name."""
     image_processor: Mapping[str, Json] | None
     hash: str
-    """Of the files in the place of tokenizer.json; "": it is there itself."""
+    """Hash of the files that tokenizer.json was made from; "" where it exists."""
 
 
 def read_files(folder: Path, template: str | None) -> TokenizerFiles:
@@ -47,15 +54,21 @@ def read_files(folder: Path, template: str | None) -> TokenizerFiles:
 
     Raises SettingsError that names the directory and what is missing or wrong.
     """
-    config = _object(folder / FILES[1]) if (folder / FILES[1]).is_file() else {}
-    made = None if (folder / FILES[0]).is_file() else make_spec(folder, config)
-    spec = made.spec if made else _read(folder / FILES[0])
-    config = dict(made.config) if made else config
-    if (folder / FILES[3]).is_file():
-        config["generation"] = _object(folder / FILES[3])
+    config = _object_if_there(folder / CONFIG) or {}
+    made = None if (folder / SPEC).is_file() else make_spec(folder, config)
+    spec_hash = ""
+    if made is None:
+        spec = _read(folder / SPEC)
+    else:
+        spec = made.spec
+        spec_hash = made.hash
+        config = dict(made.config)
+    generation = _object_if_there(folder / GENERATION_CONFIG)
+    if generation is not None:
+        config["generation"] = generation
     chosen = template_text(template) if template else _find_template(folder, config)
-    images = _object(folder / IMAGE_CONFIG) if (folder / IMAGE_CONFIG).is_file() else None
-    return TokenizerFiles(spec, config, chosen, images, made.hash if made else "")
+    image_processor = _object_if_there(folder / IMAGE_CONFIG)
+    return TokenizerFiles(spec, config, chosen, image_processor, spec_hash)
 
 
 def find_tokenizer(where: str) -> Path:
@@ -63,14 +76,13 @@ def find_tokenizer(where: str) -> Path:
     file is missing.
     """
     folder = _folder(where)
-    there = [file for file in (*FILES[:2], TEKKEN, TIKTOKEN, BPE[1]) if (folder / file).is_file()]
-    if not there or there == [FILES[1]]:
+    if not any((folder / file).is_file() for file in (SPEC, TEKKEN, TIKTOKEN, MERGES)):
         others = f"{TEKKEN}, {TIKTOKEN}, or {' and '.join(BPE)}"
         raise SettingsError(
-            f"tokenizer {where}: {folder} has no {FILES[0]}, nor what one can be made of ({others})"
+            f"tokenizer {where}: {folder} has no {SPEC}, nor what one can be made of ({others})"
         )
-    if FILES[1] not in there and TEKKEN not in there:
-        raise SettingsError(f"tokenizer {where}: {folder} has no {FILES[1]}")
+    if not any((folder / file).is_file() for file in (CONFIG, TEKKEN)):
+        raise SettingsError(f"tokenizer {where}: {folder} has no {CONFIG}")
     return folder
 
 
@@ -84,15 +96,15 @@ def _folder(where: str) -> Path:
         )
     from huggingface_hub import snapshot_download
 
-    more = f"{MORE_TEMPLATES}/*.jinja"
-    patterns = [*FILES, *OTHER_FILES, OLD_TEMPLATE, IMAGE_CONFIG, more]
+    further_templates = f"{MORE_TEMPLATES}/*.jinja"
+    patterns = [*FILES, *OTHER_FILES, OLD_TEMPLATE, IMAGE_CONFIG, further_templates]
     try:
         return Path(snapshot_download(where, allow_patterns=patterns))
     except Exception as e:  # the hub's client raises errors of several libraries
         first_line = str(e).strip().partition("\n")[0]
         raise SettingsError(
             f"tokenizer {where}: no such directory, and the hub did not deliver it "
-            f"({type(e).__name__}: {first_line}): give a directory with {FILES[0]}, or a model "
+            f"({type(e).__name__}: {first_line}): give a directory with {SPEC}, or a model "
             "that this machine can download"
         ) from e
 
@@ -104,17 +116,21 @@ def _read(path: Path) -> bytes:
         raise SettingsError(f"{path} cannot be read: {e}") from e
 
 
-def _text_of(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return _read(path).decode()
     except UnicodeDecodeError as e:
         raise SettingsError(f"{path} is not UTF-8: {e}") from e
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _object_if_there(path: Path) -> dict[str, Any] | None:
+    return _read_object(path) if path.is_file() else None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(_read(path))
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise SettingsError(f"{path} is not valid JSON: {e}") from e
     if not isinstance(value, dict):
         raise SettingsError(f"{path} must hold a JSON object, not a {type(value).__name__}")
@@ -123,24 +139,24 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _find_template(folder: Path, config: Mapping[str, Json]) -> Json:
     """The template's text, or texts by name where there are several. Raises SettingsError."""
-    if (folder / FILES[2]).is_file():
+    if (folder / TEMPLATE).is_file():
         paths = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
-        more = {path.stem: _text_of(path) for path in paths}
-        default = _text_of(folder / FILES[2])
-        return {**more, "default": default} if more else default
+        further = {path.stem: _read_text(path) for path in paths}
+        default = _read_text(folder / TEMPLATE)
+        return {**further, "default": default} if further else default
+    source = folder / CONFIG
     template = config.get("chat_template")
     if template is None and (folder / OLD_TEMPLATE).is_file():
-        template = _object(folder / OLD_TEMPLATE).get("chat_template")
+        source = folder / OLD_TEMPLATE
+        template = _read_object(source).get("chat_template")
     if isinstance(template, str) and template:
         return template
     if isinstance(template, list) and template:
         try:
             return {str(entry["name"]): str(entry["template"]) for entry in template}
         except (KeyError, TypeError) as e:
-            raise SettingsError(
-                f"{folder / FILES[1]}: chat_template is a list, but not of templates"
-            ) from e
+            raise SettingsError(f"{source}: chat_template is a list, but not of templates") from e
     raise SettingsError(
-        f"tokenizer {folder}: no chat template, neither {FILES[2]} nor chat_template in "
-        f"{FILES[1]} or {OLD_TEMPLATE}"
+        f"tokenizer {folder}: no chat template, neither {TEMPLATE} nor chat_template in "
+        f"{CONFIG} or {OLD_TEMPLATE}"
     )

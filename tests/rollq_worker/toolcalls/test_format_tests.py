@@ -81,6 +81,21 @@ def test_a_reader_that_raises_is_found():
         )().test_pieces_tile_every_turn_and_no_text_is_lost()
 
 
+@pytest.mark.parametrize(
+    ("kind", "calls", "problem"),
+    [
+        (Kind.CALL, (), "a piece of kind call has no calls"),
+        (Kind.TEXT, (Action("f", {}),), "a piece of kind text has calls"),
+    ],
+)
+def test_a_piece_whose_kind_and_calls_disagree_is_named(
+    kind: Kind, calls: Sequence[Action], problem: str
+):
+    reader = Reader(lambda text, thinking, tools: [Piece(kind, 0, len(text), calls=calls)])
+    with pytest.raises(AssertionError, match=problem):
+        reader_tests(reader, WRITE["hermes"])().test_pieces_tile_every_turn_and_no_text_is_lost()
+
+
 def test_another_types_value_is_found():
     def as_float(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece]:
         def floats(call: Action) -> Action:

@@ -71,27 +71,7 @@ TOOLS: Sequence[Json] = tuple(
     for name in _NAMES
 )
 """The tools whose calls are written: their parameters have every kind of schema."""
-_WORDS = (
-    "hi",
-    " ",
-    "\n",
-    "`",
-    "'",
-    '"',
-    "{",
-    "}",
-    "[",
-    "]",
-    ":",
-    ",",
-    "1e999",
-    "null",
-    "NaN",
-    "\ufffd",
-    "é",
-    "<",
-    ">",
-)
+_WORDS = (*"`'\"{}[]:,<> \n", "hi", "1e999", "null", "NaN", "\ufffd", "é")
 _TURNS = 400
 _LONGEST_ERROR = 300
 
@@ -110,24 +90,26 @@ class FormatTests:
         for key, (_, values) in _SCHEMAS.items():
             for value in values:
                 self._is_read({key: value})
-        some = random.Random(1)
+        rng = random.Random(1)
         for _ in range(_TURNS // 4):
-            self._is_read(_some_arguments(some))
+            self._is_read(_random_arguments(rng))
 
     def test_a_value_that_fits_no_type_is_no_call(self) -> None:
-        """In formats that write values without quotes. A silent string would be acted on."""
+        """For formats without quotes: a value of the wrong type must be an error, because a string
+        would be acted on silently.
+        """
         for key, (_, values) in _SCHEMAS.items():
             if key in ("text", "any") or self.write("f", {key: "5"}) != self.write("f", {key: 5}):
                 continue
-            read = self.reader(self.write("f", {key: "some words"}), False, TOOLS)
+            read = self.reader(self.write("f", {key: "rng words"}), False, TOOLS)
             if read.calls or not read.errors:
                 calls = list(read.calls)
-                raise AssertionError(f"{key} = some words: {calls}; {values[0]!r} would fit")
+                raise AssertionError(f"{key} = rng words: {calls}; {values[0]!r} would fit")
 
     def test_a_call_cut_anywhere_is_never_another_call(self) -> None:
         """At the token limit, a part of a call is an error, text, or the call without its end."""
-        some = random.Random(2)
-        for arguments in ({}, {"text": "hi"}, *(_some_arguments(some) for _ in range(6))):
+        rng = random.Random(2)
+        for arguments in ({}, {"text": "hi"}, *(_random_arguments(rng) for _ in range(6))):
             turn = self.write("f", arguments)
             for end in range(len(turn)):
                 calls = list(self.reader(turn[:end], False, TOOLS).calls)
@@ -166,35 +148,36 @@ def reader_tests(reader: Reader, write: Write) -> type[FormatTests]:
     return type("ReaderTests", (FormatTests,), {"reader": reader, "write": staticmethod(write)})
 
 
-def _some_arguments(some: random.Random) -> dict[str, Json]:
-    keys = some.sample(list(_SCHEMAS), some.randint(0, 4))
-    return {key: some.choice(_SCHEMAS[key][1]) for key in keys}
+def _random_arguments(rng: random.Random) -> dict[str, Json]:
+    keys = rng.sample(list(_SCHEMAS), rng.randint(0, 4))
+    return {key: rng.choice(_SCHEMAS[key][1]) for key in keys}
 
 
 def _types(value: Json) -> Json:
-    """The value with the types in place of its scalars: 1 and True are equal, and not the same."""
+    """The value with the type of each scalar in its place, so that 1 and True differ."""
     if isinstance(value, Mapping):
         return {key: _types(item) for key, item in value.items()}
     return [_types(item) for item in value] if isinstance(value, list) else type(value)
 
 
 def _turns(write: Write, think: Sequence[str]) -> Iterator[str]:
-    """Turns of calls, parts of calls and words, in any order; and calls in which something was
-    changed.
-    """
-    some = random.Random(3)
-    calls = [write(name, _some_arguments(some)) for name in _NAMES for _ in range(10)]
-    part = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]|\w+|\s+|.")
-    parts = sorted({match for call in calls for match in part.findall(call)})
+    """Random turns: calls, parts of calls and words in any order, and calls with random edits."""
+    rng = random.Random(3)
+    calls = [write(name, _random_arguments(rng)) for name in _NAMES for _ in range(10)]
+    part_pattern = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]|\w+|\s+|.")
+    parts = sorted({match for call in calls for match in part_pattern.findall(call)})
     sources = (calls, parts, parts, _WORDS, think)
     for _ in range(_TURNS):
-        yield "".join(some.choice(some.choice(sources)) for _ in range(some.randint(0, 20)))
-        text = some.choice(calls)
-        for _ in range(some.randint(1, 3)):
-            start = some.randrange(len(text) + 1)
-            end = min(len(text), start + some.randint(0, 12))
-            put = some.choice(("", text[start:end] * 2, some.choice(parts), some.choice(_WORDS)))
-            text = text[:start] + put + text[end:]
+        words = [rng.choice(rng.choice(sources)) for _ in range(rng.randint(0, 20))]
+        yield "".join(words)
+        text = rng.choice(calls)
+        for _ in range(rng.randint(1, 3)):
+            start = rng.randrange(len(text) + 1)
+            end = min(len(text), start + rng.randint(0, 12))
+            replacement = rng.choice(
+                ("", text[start:end] * 2, rng.choice(parts), rng.choice(_WORDS))
+            )
+            text = text[:start] + replacement + text[end:]
         yield text
 
 
@@ -207,17 +190,21 @@ def _problem(reader: Reader, text: str, inside: bool | None) -> str:
         json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
     except Exception as e:  # readers never raise
         return f"{type(e).__name__}: {e}"
-    if [0, *(piece.end for piece in pieces)] != [*(piece.start for piece in pieces), len(text)]:
+    starts = [*(piece.start for piece in pieces), len(text)]
+    ends = [0, *(piece.end for piece in pieces)]
+    if starts != ends:
         return "the pieces do not tile the turn"
     for piece in pieces:
-        if bool(piece.calls) != (piece.kind is Kind.CALL):
-            return "a piece has calls and is none"
+        if piece.calls and piece.kind is not Kind.CALL:
+            return f"a piece of kind {piece.kind} has calls"
+        if piece.kind is Kind.CALL and not piece.calls:
+            return "a piece of kind call has no calls"
         if piece.kind is Kind.BROKEN and not piece.errors:
-            return "a broken call has no error"
+            return "a piece of kind broken has no errors"
     if not all(call.name for call in read.calls):
         return "a call has no name"
-    if not all(e.endswith(".") and len(e) < _LONGEST_ERROR for e in read.errors):
-        return "an error is no short sentence"
+    if not all(e.endswith(".") and len(e) <= _LONGEST_ERROR for e in read.errors):
+        return f"an error must be a sentence of at most {_LONGEST_ERROR} characters"
     content = [text[p.start : p.end] for p in pieces if p.kind in (Kind.TEXT, Kind.BROKEN)]
     if read.content != "".join(content).strip():
         return "text is lost"

@@ -8,11 +8,13 @@ others are for the user. The turn begins after the assistant header `<|start|>as
 stop token (`<|call|>` or `<|return|>`) has been taken off.
 
 A header is a role, a recipient, a channel and a content type; `json` and `code` may stand there
-without `<|constrain|>`. Headers are no content, so a header that holds anything else is an error.
+without `<|constrain|>`. A header is not part of the content, so anything else in it is an error.
+White space between messages belongs to the format.
 """
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from rollq.env import Action
 from rollq.job import Json
@@ -27,12 +29,12 @@ _ROLE = re.compile(r"(?:<\|start\|>)?\s*+((?:(?!\bto=)[^<])*)")
 _HEADER = re.compile(
     r"""
     (?:<\|start\|>)? \s*+ (?:assistant\b)? \s*+ (?:to=(?P<to>[^\s<]++))? \s*+
-    <\|channel\|> \s*+ (?P<channel>\w++) (?:\s++to=(?P<behind>[^\s<]++))?
+    <\|channel\|> \s*+ (?P<channel>\w++) (?:\s++to=(?P<to_after_channel>[^\s<]++))?
     (?:\s*+<\|constrain\|>\s*+[\w./+-]++|\s++(?:json|code)\b)? \s*+
     """,
     re.VERBOSE,
 )
-_FUNCTIONS = "functions."
+_PREFIX = "functions."
 _CHANNELS = ("analysis", "commentary", "final")
 _CHANNEL = re.compile(rf"<\|channel\|>\s*+(?:{'|'.join(_CHANNELS)})\b")
 _FORM = (
@@ -40,35 +42,51 @@ _FORM = (
 )
 
 
+class _Message(NamedTuple):
+    """Place of one message in the text of a turn."""
+
+    start: int
+    """Start of its header."""
+    body: int | None
+    """Start of its body; None for text outside of any channel."""
+    end: int
+    """End of its body, or of the text outside of any channel."""
+    next_start: int
+    """Start of the next header, behind the end token if there is one."""
+
+
 def _pieces(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece]:
     pieces: list[Piece] = []
-    for start, body, end, after in _messages(text):
-        pieces += _message(text, start, body, end, tools)
-        if after > pieces[-1].end:
-            pieces.append(Piece(Kind.FRAME, end, after))
+    for message in _messages(text):
+        pieces += _pieces_of(text, message, tools)
+        if message.next_start > message.end:
+            pieces.append(Piece(Kind.FRAME, message.end, message.next_start))
     return pieces
 
 
-def _messages(text: str) -> Iterator[tuple[int, int, int, int]]:
-    """Yields for each message: the start of its header, the start of its body or -1, the end of its
-    body, and the start of the next header.
-    """
-    at = 0
-    while at < len(text):
-        inside = at + len(_START) if text.startswith(_START, at) else at
-        close, body = first(text, inside, _MESSAGE, *_ENDS), -1
-        if close is not None and close[0] == _MESSAGE:
-            body = close.end()
-            close = first(text, body, *_ENDS)
-        end = close.start() if close else len(text)
-        # The next message brings its own <|start|>.
-        after = end if close is None or close[0] == _START else close.end()
-        yield at, body, end if body >= 0 else after, after
-        at = after
+def _messages(text: str) -> Iterator[_Message]:
+    start = 0
+    while start < len(text):
+        header = start + len(_START) if text.startswith(_START, start) else start
+        body = None
+        tag = first(text, header, _MESSAGE, *_ENDS)
+        if tag is not None and tag[0] == _MESSAGE:
+            body = tag.end()
+            tag = first(text, body, *_ENDS)
+        end = next_start = len(text)
+        if tag is not None:
+            end = tag.start()
+            # The next message brings its own <|start|>.
+            next_start = end if tag[0] == _START else tag.end()
+        yield _Message(start, body, next_start if body is None else end, next_start)
+        start = next_start
 
 
-def _message(text: str, start: int, body: int, end: int, tools: Sequence[Json]) -> list[Piece]:
-    if body < 0:
+def _pieces_of(text: str, message: _Message, tools: Sequence[Json]) -> list[Piece]:
+    start, body, end, _ = message
+    if body is None:
+        if not text[start:end].strip():
+            return [Piece(Kind.FRAME, start, end)]
         error = (
             "The turn holds text outside of any channel; write <|channel|>final<|message|> in "
             "front of it."
@@ -76,11 +94,13 @@ def _message(text: str, start: int, body: int, end: int, tools: Sequence[Json]) 
         return [Piece(Kind.BROKEN, start, end, errors=(error,))]
     header_end = body - len(_MESSAGE)
     header = _HEADER.fullmatch(text, start, header_end)
-    if header is None or (header["to"] and header["behind"]) or header["channel"] not in _CHANNELS:
+    has_two_recipients = header and header["to"] and header["to_after_channel"]
+    if header is None or has_two_recipients or header["channel"] not in _CHANNELS:
         error = _header_error(text[start:header_end])
         return [Piece(Kind.BROKEN, start, end, errors=(error,))]
-    if to := header["to"] or header["behind"]:
-        return [_call(text, start, body, end, _tool_name(to, tools), to)]
+    recipient = header["to"] or header["to_after_channel"]
+    if recipient:
+        return [_call(text, message, recipient, tools)]
     frame = Piece(Kind.FRAME, start, body)
     if header["channel"] == "analysis":
         return [frame, Piece(Kind.REASONING, body, end, inner=text[body:end])]
@@ -92,25 +112,27 @@ def _header_error(header: str) -> str:
     if role and role[1].strip() not in ("", "assistant"):
         return f"The turn speaks for another role, {role[1].strip()[:40]!r}."
     if not _CHANNEL.search(header):
-        return f"A message has no channel; there is {', '.join(_CHANNELS)}."
+        return f"A message has no channel; the channels are {', '.join(_CHANNELS)}."
     return f"The header {header.strip()[:80]!r} cannot be read. {_FORM}"
 
 
-def _tool_name(to: str, tools: Sequence[Json]) -> str:
+def _tool_name(recipient: str, tools: Sequence[Json]) -> str:
     """The tool that a recipient names; "" for none."""
-    if to.startswith(_FUNCTIONS) or is_tool(tools, to):
-        return to.removeprefix(_FUNCTIONS)
+    if recipient.startswith(_PREFIX) or is_tool(tools, recipient):
+        return recipient.removeprefix(_PREFIX)
     return ""
 
 
-def _call(text: str, start: int, body: int, end: int, name: str, to: str) -> Piece:
+def _call(text: str, message: _Message, recipient: str, tools: Sequence[Json]) -> Piece:
+    start, body, end, _ = message
+    name = _tool_name(recipient, tools)
     if not name:
-        error = f"There is no recipient {to[:80]!r}; tools are called as functions.name."
+        error = f"There is no recipient {recipient[:80]!r}; tools are called as functions.name."
         return Piece(Kind.BROKEN, start, end, errors=(error,))
-    message = text[body:end]
+    content = text[body:end]
     try:
-        arguments, at = read_arguments(message, 0, name)
-        if skip(message, at) < len(message):
+        arguments, at = read_arguments(content, 0, name)
+        if skip(content, at) < len(content):
             raise BrokenCall(f"There is text behind the arguments of the call of {name!r}.", at)
     except BrokenCall as e:
         return Piece(Kind.BROKEN, start, end, errors=(str(e),))

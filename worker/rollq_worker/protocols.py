@@ -272,11 +272,10 @@ class Context:
     """Shortening of a conversation that has grown long."""
 
     shorten: ContextHook
-    """A conversation whose last turn has no reply ends with the answer to the question of `asks`.
-    """
-    asks: Callable[[int], str] = lambda tokens: ""
-    """The question for the policy, given the number of tokens, before the conversation is
-    shortened; "" for none.
+    """A conversation whose last turn has no reply ends with the answer to `request_for`."""
+    request_for: Callable[[int], str] = lambda tokens: ""
+    """The request to the policy, given the number of tokens, before the conversation is shortened;
+    "" without one.
     """
     over: int = 0
     """Most tokens of the first prompt, if it is not 0."""

@@ -14,7 +14,7 @@ from rollq_worker import context
 from rollq_worker.agents.known_agents import check_agent
 from rollq_worker.commands.for_clients import check_job
 from rollq_worker.context import context_factory
-from rollq_worker.context.summary import ASK, HEADING, with_summary
+from rollq_worker.context.summary import HEADING, POLICY_REQUEST, with_summary
 from rollq_worker.extensions import plug_ins
 from tests.rollq_worker.engine.engine_servers import scripted_engine
 from tests.rollq_worker.episode.episodes import CALL, play_with_fakes
@@ -141,13 +141,13 @@ def test_a_model_behind_an_endpoint_writes_the_summary() -> None:
         assert found.shorten([USER], [USER], 10) is None
         assert found.shorten([USER], [USER], 11) == with_summary([USER], "In short.")
     assert found.failure is UserFailure
-    assert found.asks(10**9) == ""
+    assert found.request_for(10**9) == ""
 
 
 def test_the_policys_own_summary_has_a_question() -> None:
     found = context_factory(job(kind="summary", over=10), endpoints={})
     assert found is not None
-    assert (found.asks(10), found.asks(11)) == ("", ASK)
+    assert (found.request_for(10), found.request_for(11)) == ("", POLICY_REQUEST)
 
 
 def test_a_summary_stands_behind_what_the_user_said_and_showed() -> None:

@@ -19,7 +19,7 @@ from rollq.events import Message
 from rollq.images import references
 from rollq.job import Job, Json
 from rollq.settings import Endpoint
-from rollq_worker.context.summary import ASK, ASK_MODEL, ModelSummary, OwnSummary
+from rollq_worker.context.summary import MODEL_PROMPT, POLICY_REQUEST, ModelSummary, OwnSummary
 from rollq_worker.context.window import Window
 from rollq_worker.extensions.plug_ins import check_arguments, function_named
 from rollq_worker.protocols import Context
@@ -61,20 +61,20 @@ def context_factory(
 
 
 def asks_policy(job: Job) -> bool:
-    """True if a turn of the policy may be answered by a question for a summary."""
+    """True if a turn of the policy may be answered by the request for a summary."""
     return job.context.get("kind") == SUMMARY and "endpoint" not in job.context
 
 
 def _summary(
     job: Job, options: dict[str, Json], over: int, endpoints: Mapping[str, Endpoint], **asking: Any
 ) -> Context:
-    ask = options.pop("ask", ASK if asks_policy(job) else ASK_MODEL)
+    ask = options.pop("ask", POLICY_REQUEST if asks_policy(job) else MODEL_PROMPT)
     if not isinstance(ask, str) or not ask.strip():
         raise _refusal(job, f"ask must be a text, not {ask!r:.60}")
     if asks_policy(job):
         _no_more(job, options, "over and ask, and for another model endpoint and model")
         own = OwnSummary(over, ask)
-        return Context(shorten=own, asks=own.asks, over=over)
+        return Context(shorten=own, request_for=own.request_for, over=over)
     from rollq_worker.remote.chat_model import ChatModel, ChatOptions  # which needs requests
 
     chat = ChatOptions.read(options, "summary")

@@ -26,7 +26,7 @@ class NextPrompt:
     """Continuation behind a turn."""
 
     replies: list[Message]
-    """The replies to it, and the context's question."""
+    """The replies to it, and the context's request."""
     bridge: array[int] = field(default_factory=lambda: array("I"))
     opened: Prompt | None = None
     stop: Stop | None = None
@@ -55,7 +55,7 @@ class NextPrompts:
         context: Context | None,
     ) -> None:
         self.summing_up = False
-        """True while the policy owes the answer to the context's question."""
+        """True while the policy owes the answer to the context's request."""
         self._job = job
         self._engine = engine
         self._renderer = renderer
@@ -82,12 +82,12 @@ class NextPrompts:
         context = self._context
         if context is not None:
             tokens = len(opened.ids) if opened else len(trace.ids) + len(ids)
-            question = ""
+            request = ""
             if replies and turns_left > 1 and not self.summing_up:
-                question = context.asks(tokens)
-            if question:
+                request = context.request_for(tokens)
+            if request:
                 self.summing_up = True
-                replies = [*replies, {"role": "user", "content": question}]
+                replies = [*replies, {"role": "user", "content": request}]
                 ids, opened = self._go_on(trace, replies)
             else:
                 shorter = self._shortened(context, [*trace.messages, *replies], tokens)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from rollq.env import Action
 from rollq.images import text_of
 from rollq.job import Json
-from rollq_worker.context.summary import ASK_MODEL
+from rollq_worker.context.summary import MODEL_PROMPT
 from rollq_worker.protocols import ReadTurn
 from rollq_worker.replay_engine.http_bodies import bad_body
 from rollq_worker.replay_engine.policy.ground_truth import POLITE
@@ -57,7 +57,7 @@ def next_line(messages: Sequence[Mapping[str, Json]], tasks: TaskIndex) -> str:
     """The user's k-th line for the k-th request; its last one after that. A polite word where no
     task is known.
     """
-    if [_text(message) for message in messages[:1]] == [ASK_MODEL]:
+    if [_text(message) for message in messages[:1]] == [MODEL_PROMPT]:
         return summary(_text(messages[-1]), tasks)
     replies_so_far = sum(message.get("role") == "assistant" for message in messages)
     for message in messages:

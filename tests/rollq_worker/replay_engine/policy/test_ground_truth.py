@@ -14,7 +14,7 @@ from rollq.env import Task
 from rollq.errors import SettingsError
 from rollq.events import Finish, Stop, VersionSpan
 from rollq.trajectory import Trajectory
-from rollq_worker.context.summary import ASK_MODEL, ModelSummary
+from rollq_worker.context.summary import MODEL_PROMPT, ModelSummary
 from rollq_worker.protocols import Context, Generated, SampleRequest
 from rollq_worker.replay_engine.chat_completions import next_line
 from rollq_worker.replay_engine.policy.ground_truth import POLITE, UNKNOWN, GroundTruth, turn_text
@@ -95,7 +95,7 @@ def test_a_conversation_that_is_shortened_goes_on(
 ) -> None:
     engine, traces = GroundTruthEngine(lambda: ground_truth), 0
     model = Context(
-        shorten=ModelSummary(2600, ASK_MODEL, lambda messages: next_line(messages, tasks))
+        shorten=ModelSummary(2600, MODEL_PROMPT, lambda messages: next_line(messages, tasks))
     )
     given = {"context": {**kind, "over": 2600}} if kind else {"summaries": model}
     for index in range(TASKS):

@@ -15,7 +15,7 @@ from rollq.env import RESPOND, Action, Domain, Task
 from rollq.errors import RollqError
 from rollq.job import Json
 from rollq_worker import environments
-from rollq_worker.context.summary import ASK, HEADING
+from rollq_worker.context.summary import HEADING, POLICY_REQUEST
 from rollq_worker.episode.text_actions import TextForm, form_of, read_action
 from rollq_worker.protocols import ReadTurn
 from rollq_worker.replay_engine.policy.made_up_moves import made_up_moves
@@ -52,7 +52,7 @@ class TaskProgress:
         summary = _MADE.search(text.partition(HEADING)[2])
         made = int(summary[1]) if summary else self.made
         task = self.task or tasks.by_opening(text)
-        return replace(self, task=task, opened=True, made=made, summing_up=ASK in text)
+        return replace(self, task=task, opened=True, made=made, summing_up=POLICY_REQUEST in text)
 
     def after_turn(self, turn: ReadTurn) -> TaskProgress:
         """The progress after a turn. The turn counts as the first remaining move that it makes;

@@ -66,14 +66,14 @@ def act_at(
     runner: JobRunner, ledger: Ledger, job_id: str, entries: int, act: Callable[[], object]
 ) -> None:
     """`act` once the job's journal has that many entries."""
-    real_append = runner.ledger(ledger.run).append
+    real_append = runner.ledger_of(ledger.run).append
 
     def append(*args: Any, **options: Any) -> None:
         real_append(*args, **options)
         if len(ledger.journal(job_id)) == entries:
             act()
 
-    runner.ledger(ledger.run).append = append  # type: ignore[method-assign]
+    runner.ledger_of(ledger.run).append = append  # type: ignore[method-assign]
 
 
 class FailsFirst:

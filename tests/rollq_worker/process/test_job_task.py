@@ -149,7 +149,7 @@ class TestDraining:
         job_id = submit(ledger)
         runner.draining.set()
         refuse = FailsFirst(ledger.resend, redis.ConnectionError("refused"))
-        monkeypatch.setattr(runner.ledger("r"), "resend", refuse)
+        monkeypatch.setattr(runner.ledger_of("r"), "resend", refuse)
         assert runner.run(job_id) == {"stop": "bounced"}
         runner.draining.clear()
         assert runner.run(job_id)["stop"] == "done"
@@ -177,7 +177,7 @@ class TestDraining:
             with monkeypatch.context() as patch:
                 patch.setattr(loop, "play", FailsFirst(loop.play, Diverged("another output")))
                 assert runner.run(job_id)["stop"] == "released"
-        runner.ledger("r").append = ledger.append  # type: ignore[method-assign]
+        runner.ledger_of("r").append = ledger.append  # type: ignore[method-assign]
         assert runner.run(job_id)["stop"] == "done"
         stats = reader(ledger).stats()
         assert (stats["done"], stats["released"], stats["failures"]) == (1, 6, {})
@@ -191,8 +191,8 @@ class TestRedis:
     ) -> None:
         job_id = submit(ledger)
         errors = [redis.ConnectionError("refused"), Unwritable("full"), redis.TimeoutError("slow")]
-        claims = FailsFirst(runner.ledger("r").claim, *errors)
-        monkeypatch.setattr(runner.ledger("r"), "claim", claims)
+        claims = FailsFirst(runner.ledger_of("r").claim, *errors)
+        monkeypatch.setattr(runner.ledger_of("r"), "claim", claims)
         assert runner.run(job_id)["stop"] == "done"
         assert not claims.errors
 

@@ -51,9 +51,8 @@ WEIGHTS_PAUSE_S = 2.0
 slot may play another run.
 """
 LATER_S = 10.0
-"""Seconds after which a job comes again that no worker can play now, so that other runs get the
-slots meanwhile. More than constants.SENDING_S, because the confirmation of its last message may be
-on its way.
+"""Seconds after which a job that no worker can play now is sent again, so that other runs get the
+slots. More than constants.SENDING_S: the confirmation of its last message may be under way.
 """
 
 Summary = dict[str, Any]
@@ -91,29 +90,29 @@ class JobRunner:
             on_slots_lost=on_slots_lost,
         )
         self.time_spent = TimeSpent(name, self.leases.held, engine.traffic)
-        # of a bounded number of runs: a message may name any run, also an unknown one
-        self.ledger = lru_cache(256)(lambda run: Ledger(connection, run))
+        # bounded: a message may name any run, even one that does not exist
+        self.ledger_of = lru_cache(256)(lambda run: Ledger(connection, run))
         self.episodes = EpisodePlayer(settings, engine, tokenizer, name, models)
         self._retry = RetryLoop(wait=self._pause, relogin=True)
         self.incompatible_runs = IncompatibleRuns()
-        self.ended: Counter[tuple[str, str, str]] = Counter()
+        self.attempt_counts: Counter[tuple[str, str, str]] = Counter()
         """Attempts by stop, class of failure, and the state of their job then."""
         self._counting = threading.Lock()
 
     def run(
         self, job_id: str, on_claim: Callable[[Attempt], object] = lambda attempt: None
     ) -> Summary:
-        """Run the job if this worker can claim it. `on_claim` gets the attempt before it begins."""
+        """Runs the job if this worker can claim it. `on_claim` gets the attempt first."""
         try:
             run, _, _ = parse_id(job_id)
         except ContractError as e:
             log.error("ignoring a message: %s", e)
             return {"stop": "ignored"}
-        ledger = self.ledger(run)
+        ledger = self.ledger_of(run)
         if self.incompatible_runs.skips(run):
             self._resend(ledger, job_id, LATER_S)
             return {"stop": "refused: left to other workers"}
-        if not self._has_weights(run):
+        if not self._can_sample(run):
             self._resend(ledger, job_id, LATER_S)
             return {"stop": "refused: no engine has the run's weights"}
         try:
@@ -125,18 +124,18 @@ class JobRunner:
             log.error("%s: refused by the ledger: %s", job_id, e)
             return {"stop": "refused: damaged"}
         if isinstance(claim, Refusal):
-            return self._refused(ledger, job_id, claim)
+            return self._handle_refusal(ledger, job_id, claim)
         with self.leases.hold(ledger, claim) as attempt:
             on_claim(attempt)
             summary = self._run_attempt(attempt, claim)
         with self._counting:
             failure = summary.get("failure", "")
-            self.ended[summary["stop"], failure, summary.get("then", "")] += 1
+            self.attempt_counts[summary["stop"], failure, summary.get("then", "")] += 1
         return summary
 
-    def _has_weights(self, run: str) -> bool:
-        """True if no episode of the run waits for new enough weights. Else another one would only
-        wait, too.
+    def _can_sample(self, run: str) -> bool:
+        """True once no episode of the run waits for weights. Gives up after WEIGHTS_PAUSE_S:
+        another episode would only wait as well.
         """
         until = time.monotonic() + WEIGHTS_PAUSE_S
         while self.engine.awaits_weights(run):
@@ -144,8 +143,10 @@ class JobRunner:
                 return False
         return True
 
-    def _refused(self, ledger: Ledger, job_id: str, refusal: Refusal) -> Summary:
-        """The message is spent. The ledger sends the job again if another worker may play it."""
+    def _handle_refusal(self, ledger: Ledger, job_id: str, refusal: Refusal) -> Summary:
+        """Summary of a refused claim. The ledger sends the job again if another worker may play
+        it.
+        """
         if refusal.reason == "unreadable":
             log.error("%s: the job cannot be read: %s", job_id, refusal.detail)
         elif refusal.reason in ("tokenizer", "schema"):
@@ -157,7 +158,7 @@ class JobRunner:
         """Waits while the engine or Redis is away or full. Raises Drained, or LedgerError when a
         key is damaged.
         """
-        ask = partial(
+        claim_once = partial(
             ledger.claim,
             job_id,
             worker=self.name,
@@ -172,7 +173,7 @@ class JobRunner:
             # job an attempt.
             while not self.engine.available:
                 self._pause(CHECK_S)
-            return ask()
+            return claim_once()
 
         return self._retry(claim)
 
@@ -182,7 +183,7 @@ class JobRunner:
 
     def _resend(self, ledger: Ledger, job_id: str, after_s: float = 0.0) -> None:
         call = partial(ledger.resend, job_id, after_s)
-        self._hand_back(call, f"{job_id}: not handed back (%s); it is sent again later")
+        self._try_to_hand_back(call, f"{job_id}: not handed back (%s); it is sent again later")
 
     def _run_attempt(self, attempt: Attempt, claim: Claim) -> Summary:
         job = claim.job
@@ -192,7 +193,7 @@ class JobRunner:
             stats = count_tokens(trajectory, self.tokenizer.reencode)
             attempt.complete(trajectory, stats)
         except Fenced as e:
-            return self._fenced(attempt, str(e))
+            return self._summary_of_fenced(attempt, str(e))
         except Drained:
             return self._release(attempt)
         except Diverged as e:
@@ -200,17 +201,17 @@ class JobRunner:
             return self._release(attempt, restart=True)
         except OtherWeights as e:
             log.info("%s: it comes again in %g s", e, LATER_S)
-            return self._release_for_later(attempt)
+            return self._release_and_resend(attempt)
         except LedgerError as e:
-            return self._give_back(attempt, e)
+            return self._release_damaged(attempt, e)
         except (UnknownSchema, ForOtherWorkers) as e:
-            return self._leave_alone(attempt, e)
+            return self._release_for_other_workers(attempt, e)
         except RolloutFailure as e:
             return self._fail(attempt, e)
         except ContractError as e:
             return self._fail(attempt, JobFailure(str(e)), traceback.format_exc())
         except BaseException as e:
-            # A bug, a lack of memory or a panic in Rust code (which is no Exception) costs one
+            # A bug, a lack of memory or a panic in Rust code (which is not an Exception) costs one
             # attempt, never this thread.
             log.exception("%s: attempt %d broke", job.id, attempt.number)
             return self._fail(
@@ -235,18 +236,16 @@ class JobRunner:
         if failure.__cause__ and not trace:
             trace = "".join(traceback.format_exception(failure.__cause__))
         reason = f"{failure}\n{trace}".strip()
-        # a traceback says most at its end
-        reason = reason[:200] + reason[200:][200 - LONGEST_REASON :]
         try:
-            outcome = attempt.fail(failure.failure, reason)
+            outcome = attempt.fail(failure.failure, _shortened(reason))
         except Drained:
             return self._release(attempt)
         except Fenced as e:
-            return self._fenced(
+            return self._summary_of_fenced(
                 attempt, f"{attempt.job.id}: its failure ({failure}) was not taken: {e}"
             )
         except LedgerError as e:
-            return self._give_back(attempt, e)
+            return self._release_damaged(attempt, e)
         why = f"{failure.failure}: {failure}"
         log.warning("%s: attempt %d: %s (%s)", attempt.job.id, attempt.number, why, outcome)
         return {
@@ -257,44 +256,54 @@ class JobRunner:
             "why": why,
         }
 
-    def _fenced(self, attempt: Attempt, reason: str) -> Summary:
+    def _summary_of_fenced(self, attempt: Attempt, reason: str) -> Summary:
         """Summary of an attempt that lost its lease, or whose thread was left behind for long."""
         if attempt.abandoned_why:
             return {"job": attempt.job.id, "stop": "abandoned", "why": attempt.abandoned_why}
         log.warning("%s", reason)
         return {"job": attempt.job.id, "stop": "fenced"}
 
-    def _give_back(self, attempt: Attempt, error: LedgerError) -> Summary:
-        """Give the job back at no cost: a key of its run is not as the ledger writes it."""
+    def _release_damaged(self, attempt: Attempt, error: LedgerError) -> Summary:
+        """Gives the job back at no cost: a key of its run is not as the ledger writes it."""
         log.error(
             "%s: attempt %d: refused by the ledger: %s", attempt.job.id, attempt.number, error
         )
-        return self._release_for_later(attempt)
+        return self._release_and_resend(attempt)
 
-    def _leave_alone(self, attempt: Attempt, error: UnknownSchema | ForOtherWorkers) -> Summary:
-        """Give the job back at no cost, because only another version of rollq can read its journal,
-        or because only other workers have the file or the services of its environment.
+    def _release_for_other_workers(
+        self, attempt: Attempt, error: UnknownSchema | ForOtherWorkers
+    ) -> Summary:
+        """Gives the job back at no cost: only another version of rollq can read its journal, or
+        only other workers have the file or the services of its environment.
         """
         skip_s = AWAY_SKIP_S if isinstance(error, ServiceAway) else SKIP_S
         self.incompatible_runs.record(attempt.job.run, str(error), skip_s)
-        return self._release_for_later(attempt)
+        return self._release_and_resend(attempt)
 
-    def _release_for_later(self, attempt: Attempt) -> Summary:
-        """Release the job, which is sent again in LATER_S seconds."""
+    def _release_and_resend(self, attempt: Attempt) -> Summary:
+        """Releases the job, which is sent again in LATER_S seconds."""
         summary = self._release(attempt)
         self._resend(attempt.ledger, attempt.job.id, LATER_S)
         return summary
 
     def _release(self, attempt: Attempt, *, restart: bool = False) -> Summary:
         warning = f"{attempt.job.id}: not released (%s): its lease expires"
-        released = self._hand_back(partial(attempt.release, restart=restart), warning)
+        released = self._try_to_hand_back(partial(attempt.release, restart=restart), warning)
         return {"job": attempt.job.id, "stop": "released" if released else "fenced"}
 
-    def _hand_back(self, call: Callable[[], object], failed: str) -> bool:
-        """True if the job is handed back."""
+    def _try_to_hand_back(self, call: Callable[[], object], failed: str) -> bool:
+        """True if the job was handed back."""
         try:
             call()
             return True
         except (LedgerError, *CONNECTION_ERRORS) as e:
             log.warning(failed, type(e).__name__)
             return False
+
+
+def _shortened(reason: str) -> str:
+    """The first words and the end of a reason: a traceback says most at its end."""
+    if len(reason) <= LONGEST_REASON:
+        return reason
+    head_length = 200
+    return reason[:head_length] + reason[head_length - LONGEST_REASON :]

@@ -141,7 +141,7 @@ def test_the_renderers_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> No
 def test_malformed_tools_are_the_environments_failure(
     runner: JobRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner.ledger("r").submit([job()])
+    runner.ledger_of("r").submit([job()])
     opened = domain("shop").open("train", 0, {})
     world = domain("shop")
 
@@ -158,14 +158,14 @@ def test_malformed_tools_are_the_environments_failure(
     monkeypatch.setattr(episode_player, "domain", lambda name: Untyped())
     summary = runner.run("r/g/0")
     assert (summary["stop"], summary["failure"]) == ("failed", "env")
-    assert "r/g/0: environment.tools: ValueError" in str(reader(runner.ledger("r")).job("r/g/0"))
+    assert "r/g/0: environment.tools: ValueError" in str(reader(runner.ledger_of("r")).job("r/g/0"))
 
 
 def test_fidelity_is_counted_when_a_job_ends(runner: JobRunner) -> None:
     assert is_reencoded("r/e/0")
-    runner.ledger("r").submit([replace(job(), group="e")])
+    runner.ledger_of("r").submit([replace(job(), group="e")])
     assert runner.run("r/e/0")["stop"] == "done"
-    stats = reader(runner.ledger("r")).stats()
+    stats = reader(runner.ledger_of("r")).stats()
     assert (
         0.5 < stats["extension_ratio"] < 1
         and stats["extension_ratio"] == stats["kept_tokens"] / stats["sent_tokens"]

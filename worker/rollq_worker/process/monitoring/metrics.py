@@ -80,7 +80,7 @@ def worker_metrics(runner: JobRunner) -> list[Sample]:
         Sample(SLOTS_LOST, (), len(leases.lost_threads())),
         Sample(ENGINE_AVAILABLE, (), float(runner.engine.available)),
         Sample(OUTAGE, (), runner.engine.outage_s),
-        *_attempts(Counter(runner.ended)),
+        *_attempts(Counter(runner.attempt_counts)),
         Sample(TURNS, (), played.turns),
         *spread(REQUESTS, replies.by_finish, Finish),
         Sample(SAMPLED, (), replies.sampled_tokens),

@@ -1,7 +1,7 @@
 """The engines as one attempt may use them: which weights sample for it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rollq.ledger.replies import Claim
@@ -12,7 +12,7 @@ from rollq_worker.protocols import Adapter, Engine, Generated, SampleRequest
 from rollq_worker.remote.waiting import wait
 
 READ_AGAIN_S = 1.0
-"""Seconds after which a turn that waits for weights looks again which version is published."""
+"""Seconds after which a turn that waits for weights reads again which version is published."""
 
 
 def bound_engine(
@@ -21,15 +21,17 @@ def bound_engine(
     """The engine that samples for the attempt. `models` are engines of other models than the
     policy.
     """
-    own = _policys_engine(engine, attempt, claim)
-    return NamedEngines(own, engine, attempt, models) if attempt.job.models else own
+    policy_engine = _policy_engine(engine, attempt, claim)
+    if not attempt.job.models:
+        return policy_engine
+    return NamedEngines(policy_engine, engine, attempt, models)
 
 
-def _policys_engine(engine: EnginePool, attempt: Attempt, claim: Claim) -> Engine:
+def _policy_engine(engine: EnginePool, attempt: Attempt, claim: Claim) -> Engine:
     if attempt.job.adapter:
         return AdapterEngine(engine, attempt, attempt.job.adapter)
     if attempt.job.weight_version or claim.oldest_step is not None:
-        return BoundEngine(engine, attempt, claim.oldest_step)
+        return FreshEngine(engine, attempt, claim.oldest_step)
     return engine
 
 
@@ -39,10 +41,14 @@ class NamedEngines:
     """
 
     def __init__(
-        self, own: Engine, engine: EnginePool, attempt: Attempt, models: Mapping[str, EnginePool]
+        self,
+        policy_engine: Engine,
+        engine: EnginePool,
+        attempt: Attempt,
+        models: Mapping[str, EnginePool],
     ) -> None:
-        self.room = own.room
-        self._own = own
+        self.room = policy_engine.room
+        self._policy_engine = policy_engine
         self._engine = engine
         self._attempt = attempt
         self._models = models
@@ -57,66 +63,74 @@ class NamedEngines:
         if "adapter" in options:
             adapter = AdapterEngine(self._engine, self._attempt, options["adapter"])
             return adapter.generate(request)
-        return self._own.generate(request)
+        return self._policy_engine.generate(request)
 
 
 class AdapterEngine:
-    """`protocols.Engine` for one attempt with a LoRA adapter of the run: each turn is sampled under
-    the version that the job is pinned to, else under the one that the run has published. That is as
-    new as a bound on staleness asks.
-
-    A turn that waits for an engine with that version goes on with the one that is published
-    meanwhile.
+    """`protocols.Engine` for one attempt that samples with a LoRA adapter of its run. Each turn is
+    sampled under the version that the job is pinned to, or else the one that is published, which
+    keeps a bound on staleness. A turn that waits for an engine with that version switches to a
+    newer one that is published meanwhile.
     """
 
-    def __init__(self, engine: EnginePool, attempt: Attempt, adapter: str) -> None:
+    def __init__(self, engine: EnginePool, attempt: Attempt, adapter_name: str) -> None:
         self.room = engine.room
         self._engine = engine
         self._attempt = attempt
-        self._adapter = adapter
+        self._adapter_name = adapter_name
 
     def generate(self, request: SampleRequest) -> Generated:
         """See `protocols.Engine`. Waits for the first publication."""
-        version = self._version(request)
-        read_at = time.monotonic()
-
-        def adapter() -> Adapter:
-            nonlocal version, read_at
-            if time.monotonic() - read_at > READ_AGAIN_S:
-                version = self._wanted() or version
-                read_at = time.monotonic()
-            return Adapter(self._adapter, version)
-
+        latest_version = _LatestVersion(self._current_version, self._first_version(request))
         pinned = self._attempt.job.weight_version
-        return self._engine.generate(replace(request, adapter=adapter, pinned=pinned))
 
-    def _version(self, request: SampleRequest) -> str:
-        version = self._wanted()
+        def latest_adapter() -> Adapter:
+            return Adapter(self._adapter_name, latest_version())
+
+        return self._engine.generate(replace(request, adapter=latest_adapter, pinned=pinned))
+
+    def _first_version(self, request: SampleRequest) -> str:
+        version = self._current_version()
         if version:
             return version
         with self._engine.waits_for_weights(request.key):
-            while not (version := self._wanted()):
+            while not version:
                 wait(READ_AGAIN_S, request.check)
+                version = self._current_version()
         return version
 
-    def _wanted(self) -> str | None:
+    def _current_version(self) -> str | None:
         return self._attempt.job.weight_version or self._attempt.published()
 
 
-class BoundEngine:
-    """`protocols.Engine` for one attempt: only weights of the job's version sample for it, if it
-    names one, and only those of the `oldest` step or a later one, if its run has a bound on
-    staleness.
+class _LatestVersion:
+    """The version that is published, read again after READ_AGAIN_S seconds."""
 
-    Admission lets a group in at the published step or before (docs/ledger.md). So tokens of the
-    step that was published when its job was claimed, and of later steps, keep the run's bound.
+    def __init__(self, read: Callable[[], str | None], version: str) -> None:
+        self._read = read
+        self._version = version
+        self._read_at = time.monotonic()
+
+    def __call__(self) -> str:
+        if time.monotonic() - self._read_at > READ_AGAIN_S:
+            self._version = self._read() or self._version
+            self._read_at = time.monotonic()
+        return self._version
+
+
+class FreshEngine:
+    """`protocols.Engine` for one attempt that accepts only some weights: the job's version if it is
+    pinned, and those of `oldest_step` or later if the run bounds staleness.
+
+    Admission lets a group in at the published step or before (docs/ledger.md), so tokens of the
+    step that was published at the claim, or later, keep the bound.
     """
 
-    def __init__(self, engine: Engine, attempt: Attempt, oldest: int | None) -> None:
+    def __init__(self, engine: Engine, attempt: Attempt, oldest_step: int | None) -> None:
         self.room = engine.room
         self._engine = engine
         self._attempt = attempt
-        self._oldest = oldest
+        self._oldest_step = oldest_step
         self._accepted: set[str] = set()
 
     def generate(self, request: SampleRequest) -> Generated:
@@ -130,7 +144,8 @@ class BoundEngine:
         pinned = self._attempt.job.weight_version
         if pinned and version != pinned:
             return False
-        if self._oldest is not None and not self._attempt.are_fresh(version, self._oldest):
+        oldest_step = self._oldest_step
+        if oldest_step is not None and not self._attempt.are_fresh(version, oldest_step):
             return False
         self._accepted.add(version)
         return True

@@ -401,7 +401,7 @@ class AgentEpisode:
             time.sleep(0.01)
 
     def _carry_out(self, action: Action, made: Future[Observation]) -> None:
-        if self.world.done:
+        if self.world.is_done:
             made.set_exception(
                 RequestRefused(
                     "the environment has ended the episode", code="episode_over", status=409
@@ -409,7 +409,7 @@ class AgentEpisode:
             )
             return
         try:
-            if not self.world.repeats:
+            if not self.world.is_repeating:
                 self._check_growth()
             made.set_result(self.world.act(action))
         except Spent as e:
@@ -436,7 +436,7 @@ class AgentEpisode:
             for leaf in self._tree.leaves():
                 self._tree.answer(leaf)
                 self._record(leaf)
-        if self.world.done or self.refused is None:
+        if self.world.is_done or self.refused is None:
             stop = Stop.DONE
         else:
             stop = self.refused

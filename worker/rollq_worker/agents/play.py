@@ -104,7 +104,7 @@ def _close(episode: AgentEpisode, program: Program, journal: AgentJournal) -> Cl
     """Hand in the agent's answer and grade the episode."""
     answer = _answer(episode, program, journal)
     program.stop()  # what the policy left running does nothing to the grade
-    if answer is not None and not episode.world.done:
+    if answer is not None and not episode.world.is_done:
         episode.world.act(Action(RESPOND, {"content": whole_characters(answer)}))
     closed = episode.close()
     info = dict(closed.info)
@@ -134,14 +134,14 @@ def _answer(episode: AgentEpisode, program: Program, journal: AgentJournal) -> s
             journal.check()
         if isinstance(e, AgentKilled) and last is not None and last.calls:
             # A policy that ends its own agent does not get out of a bad reward by it.
-            return None if episode.world.acted else last.text
+            return None if episode.world.has_acted else last.text
         if last is not None and last.cut:
             episode.refused = episode.refused or Stop.LENGTH
-        if episode.refused is None and not episode.world.done:
+        if episode.refused is None and not episode.world.is_done:
             raise
         # it could not go on: a budget is spent or the environment has ended the episode
         return None
-    if answer is None and last is not None and not episode.world.acted:
+    if answer is None and last is not None and not episode.world.has_acted:
         answer = last.text
         if last.calls and program.output:
             answer = program.output.split("\n")[-1]

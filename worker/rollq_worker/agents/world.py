@@ -1,7 +1,7 @@
 """The environment of an agent program's episode: its opening, the agent's steps in it, and its end.
 
 Steps are recorded as `Acted` events. Those of an earlier attempt are carried out again and
-compared. It is used by the attempt's own thread only, and knows nothing of requests.
+compared. Only the attempt's own thread uses it. It knows nothing of requests.
 """
 
 import time
@@ -18,9 +18,14 @@ from rollq_worker.episode.messages import for_environment, recorded_action, sche
 from rollq_worker.episode.resume import Recording
 from rollq_worker.failures import Diverged, errors_become
 
+OPENING = Action("")
+"""The opening of an episode, as `Acted` records it."""
+
 
 class World:
-    """One environment and its user."""
+    """An agent program's environment and user. Records each step, and compares those that an
+    earlier attempt recorded.
+    """
 
     def __init__(
         self,
@@ -30,10 +35,10 @@ class World:
         record: Callable[[Event], None],
     ) -> None:
         """`record` makes an event durable."""
-        self.done = False
-        """The environment has ended the episode."""
-        self.acted = False
-        """The agent has made a step."""
+        self.is_done = False
+        """True once the environment has ended the episode."""
+        self.has_acted = False
+        """True once the agent has made a step."""
         self.opening: list[Message] = []
         """The system prompt, if there is one, and the user's first message."""
         self.tools: list[Json] = []
@@ -44,32 +49,32 @@ class World:
         self._record = record
 
     def open(self) -> None:
-        """Start the episode."""
+        """Starts the episode."""
         with errors_become(EnvironmentFailure, "environment.tools"):
             self.tools = schemas_of(self._environment)
-        first = self._carry_out(Action(""), lambda action: self._reset(), "environment.reset")
+        first = self._carry_out(OPENING, self._reset, "environment.reset")
         with errors_become(EnvironmentFailure, "environment.system_prompt"):
-            policy = self._environment.system_prompt
-        if policy:
-            self.opening.append({"role": "system", "content": policy})
+            system_prompt = self._environment.system_prompt
+        if system_prompt:
+            self.opening.append({"role": "system", "content": system_prompt})
         self.opening.append({"role": "user", "content": first.text})
 
-    def _reset(self) -> Observation:
+    def _reset(self, _: Action) -> Observation:
         opening = self._environment.reset(self._user)
         if isinstance(opening, Observation):
             return opening
         return Observation(opening)
 
     @property
-    def repeats(self) -> bool:
+    def is_repeating(self) -> bool:
         """True if the next step is one that an earlier attempt made."""
         return bool(self._recording)
 
     def act(self, action: Action) -> Observation:
-        """Carry out an action. Raises EnvironmentFailure, and Diverged when another one was
+        """Carries out an action. Raises EnvironmentFailure, and Diverged when another one was
         recorded.
         """
-        self.acted = True
+        self.has_acted = True
         return self._carry_out(action, self._environment.step, f"environment.step({action.name})")
 
     def _carry_out(
@@ -82,19 +87,18 @@ class World:
             check_observation(observation)
             if observation.images:
                 raise TypeError("the observation has images, which an agent program is not shown")
-            # numpy's is no bool to JSON
+            # numpy's bool is not JSON
             observation = replace(observation, done=bool(observation.done))
-        self.done = self.done or observation.done
+        self.is_done = self.is_done or observation.done
         recorded = recorded_action(
             action, observation.text, self._recording.user_messages, observation.reward
         )
-        took = time.time() - at
         event = Acted(
             action=recorded,
             text=observation.text,
             done=observation.done,
             at=at,
-            seconds=took,
+            seconds=time.time() - at,
         )
         if self._recording.match(event) is None:
             self._record(event)
@@ -102,18 +106,21 @@ class World:
 
     def _check_repeated(self, action: Action) -> None:
         """Raises Diverged for another action than the recorded one."""
-        if isinstance(recorded := self._recording.next, Acted):
-            name = recorded.action["name"]
-            arguments = dict(recorded.action["arguments"])
-            if (name, arguments) != (action.name, dict(action.arguments)):
-                raise Diverged(
-                    f"the agent's step was {name}({arguments!r:.100}) and is "
-                    f"{action.name}({dict(action.arguments)!r:.100}) now; {HINT}"
-                )
+        recorded = self._recording.next
+        if not isinstance(recorded, Acted):
+            return
+        name = recorded.action["name"]
+        arguments = dict(recorded.action["arguments"])
+        arguments_now = dict(action.arguments)
+        if (name, arguments) != (action.name, arguments_now):
+            raise Diverged(
+                f"the agent's step was {name}({arguments!r:.100}) and is "
+                f"{action.name}({arguments_now!r:.100}) now; {HINT}"
+            )
 
     def close(self, stop: Stop, unfinished: str) -> Closed:
         """The end of the episode: graded if the environment has ended it, else `unfinished`."""
-        return close(self._environment, stop, unfinished="" if self.done else unfinished)
+        return close(self._environment, stop, unfinished="" if self.is_done else unfinished)
 
     def check_finished(self) -> None:
         """Raises Diverged when the agent has not made all recorded steps."""

@@ -24,7 +24,8 @@ class Unreadable(Exception):
 
 
 def python_string(inside: str) -> str:
-    """The value of a string literal of Python. An unknown escape stays as it is, as in Python.
+    """The value of a Python string literal, given the text between its quotes. Unknown escapes
+    stay, as in Python.
 
     Raises Unreadable.
     """
@@ -56,17 +57,18 @@ class Notation:
     """A way to write values."""
 
     string: re.Pattern[str]
-    """The text between quotes is the group that matched."""
+    """Matches a string. One of its groups is the text between the quotes."""
     key: re.Pattern[str]
-    """A key of an object; likewise."""
+    """Matches a key of an object; groups as in `string`."""
     quotes: tuple[str, ...]
+    """The texts that open a string."""
     number: re.Pattern[str] = re.compile(
         r"[+-]?[0-9]++(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]++)?(?![\w.])"
     )
     constants: Mapping[str, Json]
-    close: Mapping[str, str]
-    """The brackets of lists and objects."""
-    text: Callable[[str], str] = str
+    closing: Mapping[str, str]
+    """The closing bracket of each bracket that opens a list or an object."""
+    unescape: Callable[[str], str] = str
     """Turns the text between quotes into a value."""
     form: str = ""
     """The right way to write a call, told to the policy."""
@@ -74,22 +76,22 @@ class Notation:
 
 _STRING = r"'([^'\\{0}]*+(?:\\.[^'\\{0}]*+)*)'|\"([^\"\\{0}]*+(?:\\.[^\"\\{0}]*+)*)\""
 _BRACKETS = {"[": "]", "(": ")", "{": "}"}
-PRINTED = Notation(
+PYTHON_REPR = Notation(
     string=re.compile(_STRING.format(r"\n")),
     key=re.compile(_STRING.format(r"\n")),
     quotes=("'", '"'),
     constants={"True": True, "False": False, "None": None},
-    close=_BRACKETS,
-    text=python_string,
+    closing=_BRACKETS,
+    unescape=python_string,
 )
 """As Python prints values."""
-PYTHON = Notation(
+PYTHON_SOURCE = Notation(
     string=re.compile(_STRING.format(""), re.DOTALL),
     key=re.compile(_STRING.format(""), re.DOTALL),
     quotes=("'", '"'),
     constants=CONSTANTS,
-    close=_BRACKETS,
-    text=python_string,
+    closing=_BRACKETS,
+    unescape=python_string,
     form='Write [name(argument="value", ...)].',
 )
 """As models write them. A string may run over lines, and constants may be those of JSON."""
@@ -121,7 +123,7 @@ class Cursor:
     def value(self, depth: int = 0) -> Json:
         self.at = skip(self.text, self.at)
         bracket = self.text[self.at : self.at + 1]
-        if bracket in self.notation.close:
+        if bracket in self.notation.closing:
             return self._container(bracket, depth)
         if string := self.match(self.notation.string):
             return self._string(string)
@@ -135,9 +137,9 @@ class Cursor:
             self.at = word.end()
             return self.notation.constants[word[0]]
         if self.text.startswith(self.notation.quotes, self.at):
-            problem = "The tool call is not valid: a string has no closing quote. It is cut off."
-            raise Unreadable(f"{problem} {self.notation.form}")
-        raise self.wrong(
+            message = "The tool call is not valid: a string has no closing quote. It is cut off."
+            raise Unreadable(f"{message} {self.notation.form}")
+        raise self.error(
             "expected a value: a string in quotes, a number, True, False, None, a list or an object"
         )
 
@@ -147,46 +149,46 @@ class Cursor:
         self.take(bracket)
         if bracket == "{":
             return self.fields(depth + 1)
-        return self._items(self.notation.close[bracket], depth + 1)
+        return self._items(self.notation.closing[bracket], depth + 1)
 
     def fields(self, depth: int) -> dict[str, Json]:
-        """Keys and values up to the bracket that closes them."""
+        """Reads keys and values up to the closing bracket."""
         fields: dict[str, Json] = {}
         while not self.take("}"):
             key = self.match(self.notation.key)
             if key is None or not self.take(":"):
-                raise self.wrong("expected a key and ':'")
+                raise self.error("expected a key and ':'")
             name = self._string(key)
             if name in fields:
                 raise Unreadable(f"The tool call names the key {name!r} twice.")
             fields[name] = self.value(depth)
-            self.next("}", "a value")
+            self.take_comma("}", "a value")
         return fields
 
-    def next(self, close: str, behind: str) -> bool:
+    def take_comma(self, close: str, after: str) -> bool:
         """Passes over a comma. False if `close` comes next instead. Raises Unreadable if neither
         does.
         """
         comma = self.take(",")
         if not comma and not self.text.startswith(close, self.at):
-            raise self.wrong(f"expected ',' or '{close}' after {behind}")
+            raise self.error(f"expected ',' or '{close}' after {after}")
         return comma
 
-    def wrong(self, what: str) -> Unreadable:
+    def error(self, problem: str) -> Unreadable:
         here = self.text[self.at : self.at + 20]
         where = f"at {here!r}" if here else "at its end. It is cut off"
-        return Unreadable(f"The tool call is not valid: {what}, {where}. {self.notation.form}")
+        return Unreadable(f"The tool call is not valid: {problem}, {where}. {self.notation.form}")
 
     def _items(self, close: str, depth: int) -> Json:
-        """A list, a tuple, or the value that stands in parentheses."""
+        """Reads a list or a tuple, or a single value in parentheses."""
         items = []
         comma = False
         while not self.take(close):
             items.append(self.value(depth))
-            comma = self.next(close, "a value")
+            comma = self.take_comma(close, "a value")
         is_parenthesized_value = close == ")" and len(items) == 1 and not comma
         return items[0] if is_parenthesized_value else items
 
     def _string(self, match: re.Match[str]) -> str:
         inside = next(group for group in match.groups() if group is not None)
-        return self.notation.text(inside)
+        return self.notation.unescape(inside)

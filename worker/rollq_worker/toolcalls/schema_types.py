@@ -15,7 +15,7 @@ from referencing.jsonschema import DRAFT202012
 
 from rollq.job import Json
 from rollq_worker.text.strict_json import CONSTANTS, NotJson, read_number, skip, strict_json
-from rollq_worker.toolcalls.literals import PRINTED, Cursor, Unreadable
+from rollq_worker.toolcalls.literals import PYTHON_REPR, Cursor, Unreadable
 
 _NULL = ("null", "None")
 """Ways in which templates write null: as JSON, and as Python prints it."""
@@ -293,7 +293,7 @@ def _nested(word: str, kinds: frozenset[str], text: str) -> Json:
 
 def _printed(word: str) -> Json:
     """The value that Python prints as `word`, or None."""
-    cursor = Cursor(PRINTED, word)
+    cursor = Cursor(PYTHON_REPR, word)
     try:
         value = cursor.value()
     except Unreadable:

@@ -24,7 +24,7 @@ _NOTATION = Notation(
     quotes=('<|"|>',),
     number=re.compile(r"-?[0-9]++(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?(?![^\s{}\[\]:,<>])"),
     constants=CONSTANTS,
-    close={"[": "]", "{": "}"},
+    closing={"[": "]", "{": "}"},
     form=_FORM,
 )
 

@@ -20,7 +20,7 @@ from rollq.job import Json
 from rollq_worker.text.strict_json import skip
 from rollq_worker.toolcalls.call_object import call_of
 from rollq_worker.toolcalls.formats.json_lists import JsonLists
-from rollq_worker.toolcalls.literals import PYTHON, Cursor, Unreadable
+from rollq_worker.toolcalls.literals import PYTHON_SOURCE, Cursor, Unreadable
 from rollq_worker.toolcalls.pieces import (
     BrokenCall,
     Kind,
@@ -40,44 +40,44 @@ _BARE = re.compile(r"^[ \t]*+\[\s*+[^\W\d][\w.\-]*+\(", re.MULTILINE)
 """A line, or a text behind reasoning, that begins with a call in a list."""
 _OBJECTS = re.compile(r"\s*+(?:\[\s*+)?\{")
 """Calls that are JSON after all."""
-_ROWS = replace(PYTHON, form='Write name(argument="value", ...) on a line for each call.')
+_ROWS = replace(PYTHON_SOURCE, form='Write name(argument="value", ...) on a line for each call.')
 """OLMo 3's calls, which stand in no list."""
 
 
 def _calls(cursor: Cursor) -> tuple[Action, ...]:
     """The list of calls. Raises Unreadable."""
     if not cursor.take("["):
-        raise cursor.wrong("the list of calls must begin with '['")
+        raise cursor.error("the list of calls must begin with '['")
     calls = []
     while not cursor.take("]"):
         calls.append(_call(cursor))
-        cursor.next("]", "a call")
+        cursor.take_comma("]", "a call")
     if not calls:
-        raise Unreadable(f"The list of tool calls is empty. {PYTHON.form}")
+        raise Unreadable(f"The list of tool calls is empty. {PYTHON_SOURCE.form}")
     return tuple(calls)
 
 
 def _call(cursor: Cursor) -> Action:
     name = cursor.match(_NAME)
     if name is None or not cursor.take("("):
-        raise cursor.wrong("expected a tool's name and '('")
+        raise cursor.error("expected a tool's name and '('")
     arguments: dict[str, Json] = {}
     while not cursor.take(")"):
         key = cursor.match(_KEY)
         if key is None:
-            raise cursor.wrong("expected name=value")
+            raise cursor.error("expected name=value")
         if key[1] in arguments:
             raise Unreadable(f"The call of {name[0]!r} names the argument {key[1]!r} twice.")
         arguments[key[1]] = cursor.value()
-        cursor.next(")", "an argument")
+        cursor.take_comma(")", "an argument")
     return Action(name[0], arguments)
 
 
 def _block(tags: tuple[str, str], text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
     """The calls between two tags."""
     if _OBJECTS.match(text, start + len(tags[0])):
-        return JsonLists(tags=tags, call=call_of, form=PYTHON.form).block(text, start, tools)
-    cursor = Cursor(PYTHON, text, start + len(tags[0]))
+        return JsonLists(tags=tags, call=call_of, form=PYTHON_SOURCE.form).block(text, start, tools)
+    cursor = Cursor(PYTHON_SOURCE, text, start + len(tags[0]))
     try:
         calls = _calls(cursor)
     except Unreadable as e:
@@ -86,7 +86,7 @@ def _block(tags: tuple[str, str], text: str, start: int, tools: Sequence[Json]) 
     if end == len(text):
         return [Piece(Kind.CALL, start, end, calls=unclosed(calls))]
     if not text.startswith(tags[1], end):
-        error = f"The tool call has text behind its list. {PYTHON.form}"
+        error = f"The tool call has text behind its list. {PYTHON_SOURCE.form}"
         return [broken(text, start, end, tags, error)]
     return [Piece(Kind.CALL, start, end + len(tags[1]), calls=calls)]
 
@@ -126,7 +126,7 @@ def _lists(text: str, piece: Piece) -> Sequence[Piece]:
         start = opening.start()
         if start > done:
             pieces.append(Piece(Kind.TEXT, done, start))
-        cursor = Cursor(PYTHON, text, start)
+        cursor = Cursor(PYTHON_SOURCE, text, start)
         try:
             calls = _calls(cursor)
             written = text[start : cursor.at].rstrip()  # the next list begins a line, too

@@ -17,7 +17,12 @@ from rollq.trajectory import Trajectory
 from rollq_worker.context.summary import MODEL_PROMPT, ModelSummary
 from rollq_worker.protocols import Context, Generated, SampleRequest
 from rollq_worker.replay_engine.chat_completions import next_line
-from rollq_worker.replay_engine.policy.ground_truth import POLITE, UNKNOWN, GroundTruth, turn_text
+from rollq_worker.replay_engine.policy.ground_truth import (
+    POLITE,
+    UNKNOWN_TASK,
+    GroundTruth,
+    turn_text,
+)
 from rollq_worker.replay_engine.policy.task_progress import TaskIndex
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer
 from tests.rollq_worker.replay_engine.shop_episodes import (
@@ -180,8 +185,8 @@ def test_what_is_no_conversation_gets_a_polite_answer(
 def test_a_conversation_about_no_task_is_told_which_engine_plays_it(
     ground_truth: GroundTruth, prompt: str
 ) -> None:
-    assert said_to(ground_truth, prompt) == TOKENIZER.encode(UNKNOWN) + array("I", [END])
-    assert "start `rollq engine --env` with its environment" in UNKNOWN
+    assert said_to(ground_truth, prompt) == TOKENIZER.encode(UNKNOWN_TASK) + array("I", [END])
+    assert "start `rollq engine --env` with its environment" in UNKNOWN_TASK
 
 
 def test_a_model_that_is_not_chatml_is_refused(tasks: TaskIndex) -> None:

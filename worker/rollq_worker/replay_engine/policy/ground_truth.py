@@ -1,8 +1,8 @@
 """The turns of the replay engine: the next ground-truth move of the task in the prompt, as token
 ids.
 
-Where a summary is requested, it counts the moves that are made. The invariant: the reply depends
-only on the prompt's text and on randomly drawn mistakes.
+Where a summary is requested, the reply states how many moves are made. The invariant: the reply
+depends only on the prompt's text and on randomly drawn mistakes.
 
 Conversations are cached by prefix, so a turn costs only the decoding of what is new. No reply
 depends on the cache.
@@ -16,6 +16,7 @@ import random
 import re
 from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -41,13 +42,13 @@ START, END = "<|im_start|>", "<|im_end|>"
 POLITE = "Thank you for your message. Is there anything else that I can help you with?"
 """The reply to other texts than conversations, and when all moves are made."""
 _POLITE_MOVE = Action(RESPOND, {"content": POLITE})
-UNKNOWN = (
+UNKNOWN_TASK = (
     "I am rollq's replay engine and do not play this task: start `rollq engine --env` with its "
     "environment."
 )
 """The reply in conversations about no known task, so that a rollout shows why it earned nothing."""
-_UNKNOWN_MOVE = Action(RESPOND, {"content": UNKNOWN})
-CACHED = 50_000
+_UNKNOWN_MOVE = Action(RESPOND, {"content": UNKNOWN_TASK})
+MOST_CACHED = 50_000
 """Number of prefixes of conversations, and of encoded texts, that are kept."""
 _OPEN_THOUGHT = re.compile(r"\s*<think>\s*(</think>\s*)?")
 
@@ -57,7 +58,7 @@ class PlannedTurn:
     ids: array[int]
     """array('I'): the rest of the turn, with the stop token at its end; never empty."""
     cached: int
-    """Number of the prompt's tokens that were read before."""
+    """Prompt tokens whose conversation was cached."""
 
 
 class GroundTruth:
@@ -78,7 +79,7 @@ class GroundTruth:
         self._tasks = tasks
         self._mistakes = mistakes
         family = family_of(tokenizer, tools=False)  # one that takes calls still reads them
-        self._read = readers_for(tokenizer.added_tokens)[family.parser]
+        self._read_calls = readers_for(tokenizer.added_tokens)[family.parser]
         added = tokenizer.added_tokens
         self.eos_ids = frozenset(added[stop] for stop in family.stops if stop in added)
         """The tokens at which the model would stop by itself."""
@@ -95,67 +96,72 @@ class GroundTruth:
         last = starts[-1] if starts else 0
         begin = last + len(self._header)
         progress, cached = self._progress(ids, starts)
-        begun = ids[begin:] if ids[last:begin] == self._header else array("I")
-        return PlannedTurn(self._rest(progress, begun, rng), cached)
+        begun_ids = ids[begin:] if ids[last:begin] == self._header else array("I")
+        return PlannedTurn(self._rest_of_turn(progress, begun_ids, rng), cached)
 
     def flush_cache(self) -> None:
         self._cache.clear()
 
     def _progress(self, ids: array[int], starts: list[int]) -> tuple[TaskProgress, int]:
         """Progress of the messages before the last header, and the number of their tokens that were
-        read before.
+        cached.
         """
         view = memoryview(ids).cast("B")
         latest = reversed(starts[-8:])  # others are hardly ever in the cache
+        # lengths of prefixes with a hash of each; an id has 4 bytes
         keys = [(start, hash(bytes(view[: 4 * start]))) for start in latest]
-        progress = TaskProgress()
-        cached = 0
-        unread = starts
-        for key in keys:
-            if key in self._cache:
-                self._cache.move_to_end(key)
-                progress = self._cache[key]
-                cached = key[0]
-                unread = [start for start in starts if start >= cached]
-                break
+        progress, cached = self._cached_progress(keys)
+        unread = [start for start in starts if start >= cached]
         for begin, end in pairwise(unread):
             message = self.tokenizer.decode(ids[begin + 1 : end])
-            progress = self._after(progress, message)
+            progress = self._progress_after(progress, message)
         if keys and keys[0] not in self._cache:
             self._cache[keys[0]] = progress
-            if len(self._cache) > CACHED:
+            if len(self._cache) > MOST_CACHED:
                 self._cache.popitem(last=False)
         return progress, cached
 
-    def _after(self, progress: TaskProgress, message: str) -> TaskProgress:
+    def _cached_progress(self, keys: Sequence[tuple[int, int]]) -> tuple[TaskProgress, int]:
+        """Progress at the longest prefix that is cached, and its length in tokens."""
+        for key in keys:
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return self._cache[key], key[0]
+        return TaskProgress(), 0
+
+    def _progress_after(self, progress: TaskProgress, message: str) -> TaskProgress:
         role, _, text = message.partition("\n")
+        role = role.strip()
         if END in text:
             text = text.rpartition(END)[0]
         text = without_images(text)
-        if role.strip() == "system":
+        if role == "system":
             return progress.after_system(text)
-        if role.strip() == "user":
+        if role == "user":
             return progress.after_user(text, self._tasks)
-        if role.strip() == "assistant":
-            return progress.after_turn(self._read(text, False))
+        if role == "assistant":
+            return progress.after_turn(self._read_calls(text, False))
         return progress
 
-    def _rest(self, progress: TaskProgress, begun: array[int], rng: random.Random) -> array[int]:
+    def _rest_of_turn(
+        self, progress: TaskProgress, begun_ids: array[int], rng: random.Random
+    ) -> array[int]:
         form = progress.form
-        if not begun:
-            return self.encode_turn(self._choose(progress, rng), form)
-        thought = _OPEN_THOUGHT.fullmatch(self.tokenizer.decode(begun))
+        if not begun_ids:
+            return self.encode_turn(self._draw_move(progress, rng), form)
+        thought = _OPEN_THOUGHT.fullmatch(self.tokenizer.decode(begun_ids))
         if thought:
             # The template opened the reasoning; there is nothing to reason about.
             end_of_thought = "" if thought[1] else "\n</think>\n\n"
-            return self.encode_turn(self._choose(progress, rng), form, end_of_thought)
-        for choice in self._choices(progress):
-            turn = self.encode_turn(choice, form)
-            if len(begun) < len(turn) and turn[: len(begun)] == begun:
-                return turn[len(begun) :]
+            return self.encode_turn(self._draw_move(progress, rng), form, end_of_thought)
+        # The client sends the beginning of a turn: continue it.
+        for move in self._possible_moves(progress):
+            turn = self.encode_turn(move, form)
+            if len(begun_ids) < len(turn) and turn[: len(begun_ids)] == begun_ids:
+                return turn[len(begun_ids) :]
         return array("I", [self._end])  # this engine did not begin the turn, or the turn is over
 
-    def _choose(self, progress: TaskProgress, rng: random.Random) -> Action | str:
+    def _draw_move(self, progress: TaskProgress, rng: random.Random) -> Action | str:
         task = progress.task
         move = progress.next_move
         if task is None and progress.opened:
@@ -164,7 +170,7 @@ class GroundTruth:
                 log.warning(
                     "a conversation is about no task that this engine plays (see --env); it gets "
                     "%r",
-                    UNKNOWN,
+                    UNKNOWN_TASK,
                 )
             return _UNKNOWN_MOVE
         if progress.summing_up:
@@ -175,7 +181,7 @@ class GroundTruth:
             return draw_mistake(rng, task, progress.made) or move
         return move
 
-    def _choices(self, progress: TaskProgress) -> list[Action | str]:
+    def _possible_moves(self, progress: TaskProgress) -> list[Action | str]:
         task = progress.task
         move = progress.next_move
         if progress.summing_up:
@@ -193,7 +199,7 @@ class GroundTruth:
         text = before + turn
         ids = self._encoded.get(text)
         if ids is None:
-            if len(self._encoded) >= CACHED:
+            if len(self._encoded) >= MOST_CACHED:
                 self._encoded.clear()
             ids = self.tokenizer.encode(text) + array("I", [self._end])
             self._encoded[text] = ids

@@ -135,7 +135,7 @@ def test_an_engine_that_breaks(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rollq_worker.commands.audit.AT_ONCE", 1)
+    monkeypatch.setattr("rollq_worker.commands.audit.PARALLEL_REQUESTS", 1)
     file.write_text(file.read_text() * 3)
     engine.answers = [scored_or_sampled] * (2 * TURNS + 2) + ["reset"]
     assert audit(file, engine.url) == 1

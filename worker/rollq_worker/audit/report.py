@@ -148,7 +148,7 @@ class Report:
         return fewest and math.ceil(fewest / independent)
 
     @property
-    def sight(self) -> str:
+    def detectable_text(self) -> str:
         """`detectable`, in words."""
         detectable = self.detectable
         counts = []

@@ -31,17 +31,18 @@ if TYPE_CHECKING:
     from rollq_worker.audit.scorer import Scorer
 
 
-AT_ONCE = 4
-"""Requests at a time."""
+PARALLEL_REQUESTS = 4
+"""Number of requests to the engine at a time."""
 
 
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "audit",
-        description="Checks an exported file. With --offline: that each trajectory is sound, and "
-        "each job there once; this needs no engine and no extra. Else has the engine score the "
-        "sampled tokens again by prefill and compares with the recorded logprobs, token by token. "
-        "Turns that the engine decodes again say how far its own decoding and prefill are apart. "
+        description="Checks an exported file. With --offline, checks that each trajectory is sound "
+        "and that no job occurs twice; this needs no engine and no extra. Otherwise the engine "
+        "scores the sampled tokens again by prefill, and each score is compared with the recorded "
+        "logprob. Turns that the engine decodes again say how far its own decoding and prefill are "
+        "apart. "
         "Exit code 1: something is wrong, the logprobs do not fit, or under 95 % of the tokens "
         "could be compared.",
     )
@@ -93,10 +94,10 @@ class FileContents:
     """Facts about a file that are needed before any of it is sent."""
 
     trajectories: int = 0
-    ids: set[int] = field(default_factory=set)
+    token_ids: set[int] = field(default_factory=set)
     prompt_ids: set[int] = field(default_factory=set)
     """Ids that were not sampled."""
-    longest_job: int = len("trajectory")
+    name_width: int = len("trajectory")
     """Width of the table's first column."""
 
 
@@ -111,8 +112,8 @@ def run(args: argparse.Namespace) -> int:
         from rollq_worker.audit.comparison import Auditor
         from rollq_worker.audit.detection import open_scorer
     # On a terminal the rows themselves show the progress.
-    rows_show = not args.json and sys.stdout.isatty()
-    with open_progress(io.StringIO() if rows_show else sys.stderr) as progress:
+    shows_rows = not args.json and sys.stdout.isatty()
+    with open_progress(io.StringIO() if shows_rows else sys.stderr) as progress:
         contents = _read(args.file, args.teacher, progress)
         scorer = open_scorer(args.engine or _engine_url(args))
         try:
@@ -142,21 +143,22 @@ def _engine_url(args: argparse.Namespace) -> str:
 
 
 def _read(path: Path, teacher: str, progress: ProgressDisplay) -> FileContents:
-    """Reads the whole file, before anything is sent. Raises SettingsError, and ContractError if it
-    cannot be audited.
+    """Reads the whole file, before anything is sent. Raises SettingsError for one that cannot be
+    read twice, and ContractError for one that cannot be audited.
     """
     from rollq_worker.audit.exported_file import read
 
     if path.exists() and not path.is_file():
         raise SettingsError(f"cannot read {path}: it is read several times, so it must be a file")
-    contents, reached = FileContents(), 0
+    contents = FileContents()
+    read_bytes = 0
     for trajectory in read(path, teacher):
         contents.trajectories += 1
-        contents.ids.update(trajectory.tokens)
+        contents.token_ids.update(trajectory.tokens)
         contents.prompt_ids.update(trajectory.prompt_ids)
-        contents.longest_job = max(contents.longest_job, len(trajectory.job))
-        reached += trajectory.size
-        progress.show(reached >> 20, path.stat().st_size >> 20, {"MB": "read"})
+        contents.name_width = max(contents.name_width, len(trajectory.job))
+        read_bytes += trajectory.size
+        progress.show(read_bytes >> 20, path.stat().st_size >> 20, {"MB": "read"})
     return contents
 
 
@@ -168,9 +170,11 @@ def _vocabulary_end(args: argparse.Namespace, scorer: "Scorer", contents: FileCo
     the replay engine), the tokenizer that rollq ships decides.
     """
     named = settings(args).tokenizer
-    whose = "the engine's tokenizer"
-    end = None if named else scorer.vocabulary_end(contents.ids)
-    if end is None:
+    engine_end = None if named else scorer.vocabulary_end(contents.token_ids)
+    if engine_end is not None:
+        whose = "the engine's tokenizer"
+        end = engine_end
+    else:
         with needs("worker"):
             from rollq_worker.tokens.tokenizer import load_tokenizer
         whose = f"the tokenizer {named or 'of rollq'}"
@@ -187,8 +191,7 @@ def _vocabulary_end(args: argparse.Namespace, scorer: "Scorer", contents: FileCo
 
 def _versions(args: argparse.Namespace, scorer: "Scorer") -> frozenset[str]:
     if args.versions:
-        versions: frozenset[str] = args.versions
-        return versions
+        return frozenset(args.versions)
     if scorer.version is None:
         raise SettingsError(
             f"{scorer.url} does not say which weights it has: name them with --versions"
@@ -207,28 +210,15 @@ def _audit(
         if not args.json:
             print(row, flush=True)
 
-    def compared(
-        what: str,
-        total: int,
-        compare: "Callable[..., ComparisonResult]",
-        items: Iterable[tuple[Any, ...]],
-    ) -> "Iterator[ComparisonResult]":
-        done = 0
-        try:
-            for done, result in enumerate(_in_order(compare, items, AT_ONCE), 1):
-                progress.show(done, total, {what: "compared"})
-                yield result
-        except EngineFailure as e:
-            raise EngineFailure(f"{e} ({done} of {total} {what} were compared)") from e
-
     turns = turns_to_decode(read(args.file, args.teacher), contents.trajectories)
-    floor = Floor(
-        compared("turns that the engine decodes again", TURNS, auditor.audit_again, turns)
-    )
-    report, width = Report(floor), contents.longest_job
+    decoded = _in_order(auditor.audit_again, turns)
+    floor = Floor(_with_progress(decoded, progress, TURNS, "turns that the engine decodes again"))
+    report = Report(floor)
+    width = contents.name_width
     show(f"{'trajectory':<{width}}  {'tokens':>7} {'skipped':>7} {'mean':>9} {'p99':>9} {'max':>9}")
     file = ((trajectory, floor.outlier) for trajectory in read(args.file, args.teacher))
-    for result in compared("trajectories", contents.trajectories, auditor.audit, file):
+    audited = _in_order(auditor.audit, file)
+    for result in _with_progress(audited, progress, contents.trajectories, "trajectories"):
         report.add(result)
         show(_row(result.job, result.differences, result.skipped.total(), width))
     show(_row("all", report.total.differences, report.total.skipped.total(), width))
@@ -236,16 +226,29 @@ def _audit(
     return report
 
 
+def _with_progress(
+    results: "Iterator[ComparisonResult]", progress: ProgressDisplay, total: int, unit: str
+) -> "Iterator[ComparisonResult]":
+    """The results, shown as they come. Raises EngineFailure, with the number that came before."""
+    done = 0
+    try:
+        for done, result in enumerate(results, 1):
+            progress.show(done, total, {unit: "compared"})
+            yield result
+    except EngineFailure as e:
+        raise EngineFailure(f"{e} ({done} of {total} {unit} were compared)") from e
+
+
 def _in_order(
-    compare: "Callable[..., ComparisonResult]", items: Iterable[tuple[Any, ...]], at_once: int
+    compare: "Callable[..., ComparisonResult]", items: Iterable[tuple[Any, ...]]
 ) -> "Iterator[ComparisonResult]":
     """The results for the items, in their order, from a few at a time. Raises EngineFailure."""
     running: deque[Future[ComparisonResult]] = deque()
-    with ThreadPoolExecutor(at_once) as pool:
+    with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:
         try:
             for item in items:
                 running.append(pool.submit(compare, *item))
-                if len(running) > 2 * at_once:
+                if len(running) > 2 * PARALLEL_REQUESTS:
                     yield running.popleft().result()
             while running:
                 yield running.popleft().result()
@@ -271,5 +274,5 @@ def _print_summary(report: "Report", result: Mapping[str, Any], stream: Any) -> 
         )
     for reason, count in report.total.skipped.items():
         print(f"skipped: {count} tokens {reason}", file=stream)
-    print(report.sight, file=stream)
+    print(report.detectable_text, file=stream)
     print("; ".join([f"verdict: {result['verdict']}", *report.reasons]), file=stream)

@@ -101,7 +101,7 @@ def test_a_name_that_could_not_be_read_back_is_refused_before_the_job_is_played(
         "parameters": {"type": "object", "properties": {key: {}}},
     }
     found = check(tokenizer, [{"type": "function", "function": function}])
-    assert found.family.parser == "qwen3_coder" and found.unread == unread
+    assert found.family.parser == "qwen3_coder" and found.unreadable_name == unread
     if unread:
         with pytest.raises(
             JobFailure, match=f"no call with the name {unread!r} could be read .* rename"
@@ -121,18 +121,18 @@ def test_a_name_is_read_behind_a_header_that_begins_as_the_call_does():
     }
     assert not check(
         load_tokenizer().with_template(template), [{"type": "function", "function": function}]
-    ).unread
+    ).unreadable_name
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(check_module, "_checked", {})
+    monkeypatch.setattr(check_module, "_checks", {})
     monkeypatch.setattr(check_module, "MAX_CHECKS", 3)
     found = check(load_tokenizer(), [TOOL])
-    monkeypatch.setattr(check_module, "_check", lambda *args: found)
+    monkeypatch.setattr(check_module, "_compare_templates", lambda *args: found)
     for n in range(10):
         tool = {"type": "function", "function": TOOL["function"] | {"name": f"tool{n}"}}
         assert check(load_tokenizer(), [tool]) == found
-        assert len(check_module._checked) <= 3
+        assert len(check_module._checks) <= 3
 
 
 def test_it_runs_once_for_a_tokenizer_template_and_tools(monkeypatch: pytest.MonkeyPatch):

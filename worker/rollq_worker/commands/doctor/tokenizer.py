@@ -82,8 +82,8 @@ def _checked(
         f"{tokenizer.name}: family {family.name}, calls in the {family.parser} format, turns end "
         f"with {' '.join(stops)}"
     )
-    if self_check.missing:
-        remedy = f"the edge {self_check.missing[0].value!r} is unsupported: {remedy or REMEDY}"
+    if self_check.unsupported:
+        remedy = f"the edge {self_check.unsupported[0].value!r} is unsupported: {remedy or REMEDY}"
         return Finding(NAME, Level.FAIL, says, remedy, lines, details)
     return Finding(NAME, Level.OK, says, "", [*lines, remedy] if remedy else lines, details)
 

@@ -48,7 +48,7 @@ def better_template(
             better = check(other, tools)
         except JobFailure:
             continue
-        if better.missing:
+        if better.unsupported:
             continue
         if own_check is None or exact_edges(better) > exact_edges(own_check):
             return name, better

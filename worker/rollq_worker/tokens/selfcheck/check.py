@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rollq.errors import JobFailure
 from rollq.job import Json
@@ -34,6 +35,8 @@ NEEDED = (
     Edge.MALFORMED,
 )
 """The edges that any tool-calling episode may take."""
+MAX_CHECKS = 256
+"""Number of self-checks that are kept. Environments may make up tools for every task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,36 +48,37 @@ class SelfCheck:
     preamble: Preamble
     edges: Mapping[Edge, Finding]
     """The edges that an episode with these tools may take."""
-    unread: str
-    """The name of a tool, or of a parameter, that is not read back as the template writes it; "":
-    there is none.
+    unreadable_name: str
+    """The name of a tool, or of a parameter, that is not read back as the template writes it; ""
+    without one.
     """
 
     def require(self, *edges: Edge, rerender: bool = False) -> None:
-        """Raise JobFailure naming the first of these edges that is unsupported, or a name that
+        """Raises JobFailure naming the first of these edges that is unsupported, or a name that
         cannot be called.
 
         `rerender`: the episode renders the conversation again where the template rewrites it, so
         rendering is enough.
         """
-        if self.unread:
+        if self.unreadable_name:
             raise JobFailure(
-                f"{self.tokenizer}: no call with the name {self.unread!r} could be read as the "
-                f"chat template writes it (format {self.family.parser}): rename that tool or "
-                "parameter, of letters, digits, - and _"
+                f"{self.tokenizer}: no call with the name {self.unreadable_name!r} could be read "
+                f"as the chat template writes it (format {self.family.parser}): rename that tool "
+                "or parameter, of letters, digits, - and _"
             )
         for edge in edges:
             finding = self.edges.get(edge)
             if finding is None or finding.match is not Match.UNSUPPORTED:
                 continue
-            if not (rerender and finding.renders):
-                raise JobFailure(
-                    f"{self.tokenizer}: the chat template does not support the edge "
-                    f"{edge.value!r}: {finding.why}; use another template or model"
-                )
+            if rerender and finding.renders:
+                continue
+            raise JobFailure(
+                f"{self.tokenizer}: the chat template does not support the edge {edge.value!r}: "
+                f"{finding.why}; use another template or model"
+            )
 
     @property
-    def missing(self) -> Sequence[Edge]:
+    def unsupported(self) -> Sequence[Edge]:
         """The unsupported edges among those that any episode may take."""
         return [
             edge
@@ -84,7 +88,7 @@ class SelfCheck:
 
     @property
     def table(self) -> str:
-        """The table as text for people, one line per edge."""
+        """The findings as a table, one line per edge."""
         width = max(len(edge) for edge in self.edges)
         lines = []
         for edge, finding in self.edges.items():
@@ -93,29 +97,27 @@ class SelfCheck:
         return "\n".join(lines)
 
 
-MAX_CHECKS = 256
-"""Number of self-checks that are kept. Environments may make up tools for every task."""
-_checked: dict[tuple[str, str, str, bool], SelfCheck] = {}
+_checks: dict[tuple[str, str, str, bool], SelfCheck] = {}
 
 
 def check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool = False) -> SelfCheck:
-    """Class every edge for these tools. Raises JobFailure for an unknown family or a prompt that
-    cannot be rendered.
+    """Classifies every edge for these tools. Raises JobFailure for an unknown family or a prompt
+    that cannot be rendered.
 
     `rerender`: see `SelfCheck.require`. Without it, the template is asked to keep old reasoning
     where that makes more edges exact, because the history keeps it anyway.
     """
     digest = hashlib.sha256(json.dumps(list(tools), sort_keys=True).encode()).hexdigest()
     key = (tokenizer.hash, tokenizer.template_hash, digest, rerender)
-    checked = _checked.get(key)
+    checked = _checks.get(key)
     if checked is None:
         # Tools may mention control tokens. Marks stand for them, because encoding the rendered text
         # would make tokens of them.
         hidden: list[Json] = Guard(ControlTokens(tokenizer)).hide(list(tools))
-        checked = _check(tokenizer, hidden, rerender)
-        if len(_checked) >= MAX_CHECKS:
-            _checked.clear()
-        _checked[key] = checked
+        checked = _compare_templates(tokenizer, hidden, rerender)
+        if len(_checks) >= MAX_CHECKS:
+            _checks.clear()
+        _checks[key] = checked
     return replace(checked, tokenizer=tokenizer.name)
 
 
@@ -132,7 +134,7 @@ def checked_renderer(
     return ChatRenderer(tokenizer, tools, self_check.family, self_check.preamble)
 
 
-def _check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool) -> SelfCheck:
+def _compare_templates(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool) -> SelfCheck:
     """The findings for the template as it is or, where that is better, asked to keep old
     reasoning.
     """
@@ -143,39 +145,43 @@ def _check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool) -> SelfC
     if keep and not rerender:
         kept = replace(plain.family, template_kwargs=keep)
         options.append(_with_best_preamble(ChatRenderer(tokenizer, tools, kept), rerender))
-    best, findings = max(options, key=lambda option: _quality(option[1]))
+    best = max(options, key=lambda option: option.quality)
+    renderer = best.comparison.renderer
     return SelfCheck(
         tokenizer=tokenizer.name,
-        family=best.renderer.family,
-        preamble=best.renderer.preamble,
-        edges=best.find_in_long(findings),
-        unread=unread_name(best.renderer),
+        family=renderer.family,
+        preamble=renderer.preamble,
+        edges=best.comparison.find_in_long(best.findings),
+        unreadable_name=unread_name(renderer),
     )
 
 
-def _with_best_preamble(
-    first: ChatRenderer, rerender: bool
-) -> tuple[BridgeComparison, Mapping[Edge, Finding]]:
-    """The findings with the first preamble that leaves no edge unsupported, else with the one that
-    leaves the fewest.
-    """
-    compared: list[tuple[BridgeComparison, Mapping[Edge, Finding]]] = []
+class _Candidate(NamedTuple):
+    """The findings with one preamble."""
+
+    comparison: BridgeComparison
+    findings: Mapping[Edge, Finding]
+
+    def count(self, match: Match) -> int:
+        return sum(finding.match is match for finding in self.findings.values())
+
+    @property
+    def quality(self) -> tuple[int, ...]:
+        """A sort key: fewer of the worst matches is better, then fewer of the next."""
+        return tuple(-self.count(match) for match in reversed(Match))
+
+
+def _with_best_preamble(first: ChatRenderer, rerender: bool) -> _Candidate:
+    """The first preamble that leaves no edge unsupported, else the one that leaves the fewest."""
+    candidates: list[_Candidate] = []
     for preamble in PREAMBLES:
         try:
             renderer = ChatRenderer(first.tokenizer, first.tools, first.family, preamble)
             comparison = BridgeComparison(renderer, rerender)
         except JobFailure:
-            continue
-        compared.append((comparison, comparison.find_in_short()))
-        if _count(compared[-1][1], Match.UNSUPPORTED) == 0:
-            break
-    return min(compared, key=lambda one: _count(one[1], Match.UNSUPPORTED))
-
-
-def _quality(findings: Mapping[Edge, Finding]) -> tuple[int, ...]:
-    """A key that sorts findings by the number of the worst matches, then of better ones."""
-    return tuple(-_count(findings, match) for match in reversed(Match))
-
-
-def _count(findings: Mapping[Edge, Finding], match: Match) -> int:
-    return sum(finding.match is match for finding in findings.values())
+            continue  # the template refuses it; `first` has shown that it takes one of them
+        candidate = _Candidate(comparison, comparison.find_in_short())
+        if candidate.count(Match.UNSUPPORTED) == 0:
+            return candidate
+        candidates.append(candidate)
+    return min(candidates, key=lambda candidate: candidate.count(Match.UNSUPPORTED))

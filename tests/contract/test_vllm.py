@@ -152,7 +152,7 @@ def test_new_weights_in_mid_reply_name_each_token(
     running = Running(client, request(vllm_server, 200, ignore_eos=True))
     post = vllm_server.post
     post("/pause?mode=keep")
-    assert client.why_not_ready() == "it is paused" and client.paused and client.server.paused()
+    assert client.why_not_ready() == "it is paused" and client.paused and client.server.is_paused()
     post("/update_weight_version", {"new_version": "next"})
     post("/resume")
     generated = running.end()

@@ -144,6 +144,7 @@ def test_a_broken_score_at_a_temperature(
             "is not finite",
         ),
         ((200, {"meta_info": {}}), "not a scoring reply"),
+        ((200, {"meta_info": [3]}), "not a scoring reply"),
         (
             lambda body: scores({**body, "input_ids": [5, 6, 7, 9]}),
             "are not those of the 3 ids sent",

@@ -136,6 +136,14 @@ def test_a_broken_score(engine: ScriptedEngine, connect: Connect, answer: Any, r
         connect().score(IDS, 1)
 
 
+@pytest.mark.parametrize("info", [3, [3], {"vllm": {}}, {"vllm_config": {}}])
+def test_an_unreadable_configuration(engine: ScriptedEngine, connect: Connect, info: Any) -> None:
+    engine.paths[INFO] = (200, info)
+    engine.answers = [reply(logprobs={"content": [{"logprob": 0.0}]})]
+    with pytest.raises(EngineFailure):
+        connect()
+
+
 def test_logprobs_before_temperature_are_refused(engine: ScriptedEngine, connect: Connect) -> None:
     engine.paths[INFO] = config(logprobs_mode="raw_logprobs")
     with pytest.raises(EngineFailure, match=RAW):

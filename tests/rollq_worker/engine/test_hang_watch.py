@@ -49,7 +49,7 @@ def test_an_engine_that_does_not_answer_is_an_outage(
 def test_a_paused_engine_does_not_hang(client: EngineClient) -> None:
     """It loads weights, so that its scheduler answers nothing."""
     with scripted_engine(port=port(client), ready=(503, {}), server_info="hang"):
-        assert not client.server.hangs()
+        assert not client.server.is_hung()
 
 
 def test_another_workers_health_check_hides_no_hang(
@@ -57,7 +57,7 @@ def test_another_workers_health_check_hides_no_hang(
 ) -> None:
     monkeypatch.setattr(control, "SCHEDULER_TIMEOUT_S", 0.1)
     with scripted_engine(port=port(client), ready=(503, {}), ping=(503, {}), server_info="hang"):
-        assert client.server.hangs() and not client.server.paused() and not client.ready()
+        assert client.server.is_hung() and not client.server.is_paused() and not client.ready()
 
 
 def test_an_engine_that_calls_itself_unhealthy_repeats_its_check(client: EngineClient) -> None:
@@ -74,8 +74,8 @@ def test_an_engine_that_calls_itself_unhealthy_repeats_its_check(client: EngineC
 
 def test_a_router_that_answers_does_not_hang(client: EngineClient) -> None:
     with scripted_engine(port=port(client)):
-        assert not client.server.hangs()
+        assert not client.server.is_hung()
 
 
 def test_an_engine_that_is_away_hangs(client: EngineClient) -> None:
-    assert client.server.hangs()
+    assert client.server.is_hung()

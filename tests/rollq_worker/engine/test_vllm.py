@@ -19,7 +19,7 @@ from rollq_worker.engine.client import EngineClient
 from rollq_worker.engine.exchange.http import EngineHttp
 from rollq_worker.engine.exchange.prompts import write_ids
 from rollq_worker.engine.exchange.replies import AdapterMissing, EngineUnavailable, RequestFailed
-from rollq_worker.engine.exchange.server import OneRequest
+from rollq_worker.engine.exchange.server import GenerationRequest
 from rollq_worker.engine.sglang.server import SGLangServer
 from rollq_worker.engine.vllm.server import (
     RAW,
@@ -41,7 +41,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def one(ids: tuple[int, ...] = (5, 6), **options: Any) -> OneRequest:
+def one(ids: tuple[int, ...] = (5, 6), **options: Any) -> GenerationRequest:
     known = {name: options.pop(name) for name in ("adapter", "stop_ids") if name in options}
     request = SampleRequest(
         ids=array("I", ids),
@@ -51,7 +51,7 @@ def one(ids: tuple[int, ...] = (5, 6), **options: Any) -> OneRequest:
         check=lambda: None,
         **options,
     )
-    return OneRequest(request=request, prompt=write_ids(request.ids), rid="r/g/0/1", **known)
+    return GenerationRequest(sample=request, prompt=write_ids(request.ids), rid="r/g/0/1", **known)
 
 
 def reply(*ids: int, **choice: Any) -> dict[str, Any]:
@@ -70,13 +70,44 @@ def reply(*ids: int, **choice: Any) -> dict[str, Any]:
 
 
 def read(body: dict[str, Any]) -> Any:
-    return VllmServer(EngineHttp("http://127.0.0.1:1")).read(json.dumps(body).encode(), one())
+    return VllmServer(EngineHttp("http://127.0.0.1:1")).read_reply(json.dumps(body).encode(), one())
 
 
 def written(**options: Any) -> dict[str, Any]:
     server = VllmServer(EngineHttp("http://127.0.0.1:1"))
-    body: dict[str, Any] = json.loads(server.write(one(**options)))
+    body: dict[str, Any] = json.loads(server.write_body(one(**options)))
     return body
+
+
+BAD_JSON = [3, "text", [], [3], {"data": 3}, {"data": {"root": 1}}, {"data": [{"root": 1}]}]
+BAD_JSON += [{"vllm_config": value} for value in (3, {}, {"model_config": [3]})]
+
+
+@pytest.mark.parametrize("body", BAD_JSON)
+def test_answers_of_another_form_are_unknown_facts(body: object):
+    paths = ("v1/models", "weight_info", "server_info?config_format=json", "is_paused", "metrics")
+    with scripted_engine(**dict.fromkeys(paths, (200, body))) as engine:
+        http = EngineHttp(engine.url)
+        server = VllmServer(http)
+        assert (server.model(), server.weight_version(), server.load()) == (None, None, None)
+        assert not server.limits().reported and not server.is_paused()
+        assert server.objection()
+        http.close()
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "many"])
+@pytest.mark.parametrize("name", ["num_requests_running", "kv_cache_usage_perc"])
+def test_gauges_that_are_not_numbers_are_no_load(name: str, value: str):
+    gauges = {"num_requests_running": "1", "num_requests_waiting": "2", "kv_cache_usage_perc": "0"}
+    lines = [f'vllm:{key}{{engine="0"}} {number}' for key, number in gauges.items()]
+    bad = [f'vllm:{name}{{engine="1"}} {value}']
+    with scripted_engine(metrics=(200, "\n".join(lines).encode())) as engine:
+        http = EngineHttp(engine.url)
+        server = VllmServer(http)
+        assert server.load() is not None
+        engine.paths["/metrics"] = (200, "\n".join(lines + bad).encode())
+        assert server.load() is None
+        http.close()
 
 
 @contextmanager
@@ -219,7 +250,7 @@ def test_a_context_that_was_not_known_is_learnt(
         engine.paths["/v1/models"] = (404, b"")
         engine.then = (400, {"error": {"message": message}})
         client = connect(engine)
-        assert (client.generate(one().request).finish, client.room(1)) == (Finish.LENGTH, 1)
+        assert (client.generate(one().sample).finish, client.room(1)) == (Finish.LENGTH, 1)
 
 
 def test_a_worker_finds_out_that_it_is_vllm(connect: Callable[..., EngineClient]) -> None:
@@ -227,7 +258,7 @@ def test_a_worker_finds_out_that_it_is_vllm(connect: Callable[..., EngineClient]
         found = connect(engine)
         assert found.ready() and isinstance(found.server, VllmServer)
         assert (found.server.model(), found.server.weight_version()) == ("/m", "7")
-        generated = found.generate(one().request)
+        generated = found.generate(one().sample)
         assert len(generated.ids) == 9 and found.room(2) == 598
         assert [path for path, *_ in engine.requests if path == GENERATE] == [GENERATE]
 
@@ -273,7 +304,7 @@ def test_a_reply_of_a_server_that_came_back_with_raw_logprobs_is_not_kept(
     with vllm() as engine:
         client = connect(engine)
         assert client.ready()
-    waiting = ThreadPoolExecutor(1).submit(client.generate, one().request)
+    waiting = ThreadPoolExecutor(1).submit(client.generate, one().sample)
     until(lambda: not client.available)
     raw = {"vllm_config": {"model_config": {"logprobs_mode": "raw_logprobs"}}}
     # it answers requests before it is asked for anything else
@@ -303,7 +334,7 @@ def test_a_server_of_the_other_kind_at_the_same_address(
         client = connect(engine)
         for now in (first, "SGLang" if first == "vLLM" else "vLLM", first):
             engine.paths["/version"] = version if now == "vLLM" else missing
-            assert client.generate(one().request).ids and (
+            assert client.generate(one().sample).ids and (
                 isinstance(client.server, VllmServer) is (now == "vLLM")
             )
 
@@ -325,7 +356,7 @@ def test_a_key_that_is_wanted_in_mid_run_costs_the_job_nothing(
     with vllm() as engine:
         client = connect(engine)
         engine.answers += [(401, {"error": "Unauthorized"}), (403, {"error": "Forbidden"})] * 10
-        assert len(client.generate(one().request).ids) == 9
+        assert len(client.generate(one().sample).ids) == 9
 
 
 @pytest.mark.parametrize("processed", [True, False])
@@ -359,10 +390,10 @@ def test_a_paused_server_is_waited_for(connect: Callable[..., EngineClient]) -> 
     with vllm() as engine:
         found = connect(engine)
         engine.paths["/is_paused"] = (200, {"is_paused": True})
-        assert not found.ready() and found.paused and found.server.paused()
-        assert not found.server.hangs()
+        assert not found.ready() and found.paused and found.server.is_paused()
+        assert not found.server.is_hung()
         engine.paths["/is_paused"] = (500, {})
-        assert found.server.hangs() and not found.ready()  # its core has to answer
+        assert found.server.is_hung() and not found.ready()  # its core has to answer
 
 
 def test_its_load(connect: Callable[..., EngineClient]) -> None:

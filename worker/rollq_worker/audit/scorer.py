@@ -174,5 +174,12 @@ class Scorer(ABC):
     def _typed_errors(self) -> Iterator[None]:
         try:
             yield
-        except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as e:
+        except (
+            AttributeError,
+            LookupError,
+            OverflowError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as e:
             raise EngineFailure(f"{self.url}: not a scoring reply ({type(e).__name__}: {e})") from e

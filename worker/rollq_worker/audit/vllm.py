@@ -37,9 +37,10 @@ class VllmScorer(Scorer):
         if objection := server.objection():
             raise EngineFailure(f"{self.url}: {objection}")
         info: Any = engine.get_json("/server_info?config_format=json")
-        config = info["vllm_config"]["model_config"] if info else {}
-        most = config.get("max_logprobs", LIKELIEST)
-        self._likeliest = UNLIMITED if most < 0 else most
+        with self._typed_errors():
+            config = info["vllm_config"]["model_config"] if info else {}
+            most = config.get("max_logprobs", LIKELIEST)
+            self._likeliest = UNLIMITED if most < 0 else most
 
     def _version(self) -> str | None:
         return self._server.weight_version()

@@ -32,7 +32,7 @@ from rollq_worker.engine.exchange.replies import (
     EngineUnavailable,
     RequestFailed,
 )
-from rollq_worker.engine.exchange.server import PAUSED, OneRequest, Server
+from rollq_worker.engine.exchange.server import PAUSED, GenerationRequest, Server
 from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
 from rollq_worker.engine.served_policies import ServedPolicies
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
@@ -216,19 +216,21 @@ class EngineClient:
         return self.policies.may_keep(generated, call)
 
     def ready(self) -> bool:
-        """Ask the engine now whether it takes requests, and keep the answer as `available`."""
+        """Asks the engine now whether it takes requests, and keeps the answer as `available`."""
         return not self.why_not_ready()
 
     def why_not_ready(self) -> str:
-        """The same; why it takes none, or ""."""
-        reason, unreachable = self.server.why_not_ready(hung=self._hung)
+        """Asks as `ready` does. Returns the reason why the engine takes no requests, or ""."""
+        not_ready = self.server.why_not_ready(hung=self._hung)
+        reason = not_ready.reason if not_ready else ""
         self.paused = reason == PAUSED
         if not reason and self.vocabulary.differs():
             reason = OTHER_TOKENIZER
         if not reason and (reason := self.server.objection()):
             self._found.forget()
         if reason:
-            self._availability.mark_down(reason, unreachable=unreachable)
+            is_unreachable = not_ready is not None and not_ready.is_unreachable
+            self._availability.mark_down(reason, unreachable=is_unreachable)
             return reason
         self._hung = False
         if self._availability.mark_ready():
@@ -324,14 +326,14 @@ class EngineClient:
         `probes`: it only shows which weights sample, or that a router answers.
         """
         if probes:
-            request = replace(call.request, sampling={}, max_new_tokens=1)
+            sample = replace(call.request, sampling={}, max_new_tokens=1)
         else:
-            request = replace(call.request, max_new_tokens=room)
+            sample = replace(call.request, max_new_tokens=room)
         if adapter:
             self.policies.adapters.sent(adapter)
         try:
-            one = OneRequest(
-                request=request,
+            request = GenerationRequest(
+                sample=sample,
                 prompt=prompt,
                 # the engine's log names the job
                 rid=f"{call.key}/{self._process}{next(self._requests):x}",
@@ -339,7 +341,7 @@ class EngineClient:
                 vocabulary=self._shared.vocabulary.end,
                 adapter=adapter,
             )
-            return sample_once(self.server, self._http, one, group=call.group)
+            return sample_once(self.server, self._http, request, group=call.group)
         except (ContextExceeded, AdapterMissing, JobFailure, EngineFailure):
             self._mark_up()  # the answer blames the request
             raise

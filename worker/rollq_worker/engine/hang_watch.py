@@ -65,7 +65,7 @@ class HangWatch:
             self._engine.ready()
             return
         is_slow = self._engine.longest_wait_s() >= SLOW_S
-        if not is_slow or not self._engine.server.hangs():
+        if not is_slow or not self._engine.server.is_hung():
             self._failures = 0
             return
         self._failures += 1

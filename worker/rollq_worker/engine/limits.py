@@ -49,23 +49,28 @@ def read_limits(get: Callable[[str], object]) -> ContextLimits:
     """The limits that the engine reports. `get` returns the JSON at a path, or None if the server
     does not have it (a router).
     """
-    info = _mapping(get("/server_info"))
-    prompt = _length(info.get("max_req_input_len"))
-    context = _length(info.get("context_length"))
+    info = mapping(get("/server_info"))
+    prompt = positive(info.get("max_req_input_len"))
+    context = positive(info.get("context_length"))
     if context is None:  # only set when the server was started with --context-length
-        models = _mapping(get("/v1/models")).get("data")
-        first = _mapping(models[0]) if isinstance(models, list) and models else {}
-        context = _length(first.get("max_model_len"))
+        context = positive(first_model(get).get("max_model_len"))
     return ContextLimits(
         context=context or UNLIMITED, prompt=prompt or UNLIMITED, reported=bool(context or prompt)
     )
 
 
-def _mapping(value: object) -> Mapping[str, object]:
+def first_model(get: Callable[[str], object]) -> Mapping[str, object]:
+    """The first entry of /v1/models; empty without one."""
+    models = mapping(get("/v1/models")).get("data")
+    return mapping(models[0]) if isinstance(models, list) and models else {}
+
+
+def mapping(value: object) -> Mapping[str, object]:
+    """The value if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def _length(value: object) -> int | None:
+def positive(value: object) -> int | None:
     """The number, or None unless it is positive: with a context of 0 every episode would end by
     length, and be graded.
     """

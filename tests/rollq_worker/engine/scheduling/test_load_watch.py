@@ -32,14 +32,14 @@ class Engine:
     def __init__(
         self, *loads: EngineLoad | None, paused: bool = False, waits_s: float = SLOW_S
     ) -> None:
-        self.loads, self.is_paused, self.waits_s = list(loads), paused, waits_s
+        self.loads, self.reports_pause, self.waits_s = list(loads), paused, waits_s
         self.server = self
 
     def longest_wait_s(self) -> float:
         return self.waits_s
 
-    def paused(self) -> bool:
-        return self.is_paused
+    def is_paused(self) -> bool:
+        return self.reports_pause
 
     def load(self) -> EngineLoad | None:
         told = self.loads.pop(0) if self.loads[1:] else self.loads[0]

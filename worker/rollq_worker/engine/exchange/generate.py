@@ -19,7 +19,7 @@ from rollq_worker.engine.exchange.replies import (
     EngineUnavailable,
     RequestFailed,
 )
-from rollq_worker.engine.exchange.server import OneRequest, Server
+from rollq_worker.engine.exchange.server import GenerationRequest, Server
 from rollq_worker.protocols import Generated, SampleRequest
 from rollq_worker.remote.http_client import ConnectFailed, NoResponse, ResponseTimeout
 
@@ -45,47 +45,49 @@ class OtherServer(Exception):
         )
 
 
-def sample_once(server: Server, http: EngineHttp, one: OneRequest, *, group: str) -> Generated:
-    """Sample after the request's ids.
+def sample_once(
+    server: Server, http: EngineHttp, request: GenerationRequest, *, group: str
+) -> Generated:
+    """Samples after the request's ids.
 
     The versions of a reply that an adapter sampled are the adapter's: the engine reports those of
     the model below it.
 
     Raises WaitCut, ContextExceeded, AdapterMissing, and the errors of `Server.refusal` and
-    `Server.read`.
+    `Server.read_reply`.
     """
-    body = server.write(one)
+    body = server.write_body(request)
     try:
         response = http.generate(
-            server.path, body, rid=one.rid, key=one.request.key, routing_key=group
+            server.path, body, rid=request.rid, key=request.sample.key, routing_key=group
         )
     except WaitCut as e:
         if not e.hung:
             # a server may take seconds to notice that the connection has gone
-            server.abort(one.rid)
+            server.abort(request.rid)
         raise
     except ConnectFailed as e:
         raise EngineUnavailable(str(e), unreachable=True) from e
     except ResponseTimeout as e:
-        server.abort(one.rid)  # the engine may still be generating
+        server.abort(request.rid)  # the engine may still be generating
         raise RequestFailed(str(e)) from e
     except NoResponse as e:
         raise ConnectionLost(str(e)) from e
     if response.status != 200:
-        raise server.refusal(response, one)
-    generated = server.read(response.body, one)
-    if one.adapter is None or not generated.ids:
+        raise server.refusal(response, request)
+    generated = server.read_reply(response.body, request)
+    if request.adapter is None or not generated.ids:
         return generated
-    span = VersionSpan(one.adapter.version, 0, len(generated.ids))
+    span = VersionSpan(request.adapter.version, 0, len(generated.ids))
     return replace(generated, versions=(span,))
 
 
-def _one_token(ids: Sequence[int]) -> OneRequest:
-    request = SampleRequest(
+def _one_token(ids: Sequence[int]) -> GenerationRequest:
+    sample = SampleRequest(
         ids=array("I", ids), sampling={}, max_new_tokens=1, key=PROBE, check=lambda: None
     )
-    return OneRequest(
-        request=request, prompt=write_ids(request.ids), rid=f"{PROBE}/{uuid.uuid4().hex}"
+    return GenerationRequest(
+        sample=sample, prompt=write_ids(sample.ids), rid=f"{PROBE}/{uuid.uuid4().hex}"
     )
 
 
@@ -97,36 +99,36 @@ def cached_prompts(server: Server, http: EngineHttp, ids: Sequence[int]) -> list
     cached: list[int] = []
     for _ in range(6):
         # of so many, two engines that take turns or draw lots serve some each nearly always
-        one = _one_token(ids)
-        body = server.write(one)
+        request = _one_token(ids)
+        body = server.write_body(request)
         response = http.post(server.path, body, timeout_s=PROBE_TIMEOUT_S, headers=group)
         try:
-            cached.append(server.read(response.body, one).cached_tokens)
+            cached.append(server.read_reply(response.body, request).cached_tokens)
         except (EngineUnavailable, RequestFailed, JobFailure) as e:
             raise NoResponse(str(e)) from e
     return cached
 
 
 def probe(server: Server, http: EngineHttp, ids: Sequence[int]) -> str:
-    """Ask for one token after these ids. Returns why there was none, or "".
+    """Asks for one token after these ids. Returns the reason why there was none, or "".
 
     Raises OtherServer when the answer is no engine's. A server that is busy, hangs or wants a key
     may be one.
     """
     for tries in range(1, PROBES + 1):
-        one = _one_token(ids)
+        request = _one_token(ids)
         try:
-            response = http.post(server.path, server.write(one), timeout_s=PROBE_TIMEOUT_S)
+            response = http.post(server.path, server.write_body(request), timeout_s=PROBE_TIMEOUT_S)
         except NoResponse as e:
             if isinstance(e, ResponseTimeout):
-                server.abort(one.rid)
+                server.abort(request.rid)
             return str(e)
         if response.status != 200:
-            if server.is_of_another(response.status):
+            if server.is_other_server(response.status):
                 raise OtherServer(server.path, f"answers {response.status}")
-            return str(server.refusal(response, one))
+            return str(server.refusal(response, request))
         try:
-            server.read(response.body, one)
+            server.read_reply(response.body, request)
         except (EngineUnavailable, EngineAborted, JobFailure) as e:
             return str(e)
         except RequestFailed as e:

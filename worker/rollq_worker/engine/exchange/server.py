@@ -1,5 +1,5 @@
-"""One kind of server, as the rest of `engine` sees it: its form of a request and of a reply, and
-everything else that it is asked. `sglang` and `vllm` implement it.
+"""The interface to one kind of inference server: its requests, its replies and its control calls.
+`sglang` and `vllm` implement it.
 
 It knows nothing of retries or of other engines.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rollq_worker.engine.exchange.prompts import Prompt, collapsed, write_ids
 from rollq_worker.engine.limits import ANY_ID, ContextLimits
@@ -20,76 +20,83 @@ PAUSED = "it is paused"
 """Why a paused engine takes no requests."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OneRequest:
-    """One request for a generation, of at most `request.max_new_tokens` tokens."""
+class NotReady(NamedTuple):
+    """Why an engine takes no requests."""
 
-    request: SampleRequest
+    reason: str
+    is_unreachable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One request for a generation, of at most `sample.max_new_tokens` tokens."""
+
+    sample: SampleRequest
     prompt: Prompt
     """Its ids as digits."""
     rid: str
     """Its name at the engine, which no other request has."""
     stop_ids: Sequence[int] = ()
-    """Ids that end it besides the job's own."""
+    """Token ids that end the generation, besides those of the job."""
     vocabulary: int = ANY_ID
-    """Ids that are sampled are below."""
+    """Sampled ids are below this."""
     adapter: Adapter | None = None
 
     @property
     def sent(self) -> Prompt:
-        """The prompt with one placeholder for each image: the server makes as many of it as its own
-        image processor says.
+        """The prompt with a single placeholder for each image. The server repeats it as its image
+        processor requires.
         """
-        images = self.request.images
+        images = self.sample.images
         if images is None:
             return self.prompt
-        return write_ids(collapsed(self.request.ids, images.token))
+        return write_ids(collapsed(self.sample.ids, images.token))
 
 
 class Server(Protocol):
     """One server. Each question has a timeout."""
 
     path: str
-    """Where it is asked for a generation."""
+    """Path of generation requests."""
 
-    def write(self, one: OneRequest) -> bytes:
+    def write_body(self, request: GenerationRequest) -> bytes:
         """The body of the request. Raises JobFailure for a parameter that this kind lacks."""
         ...
 
-    def read(self, body: bytes, one: OneRequest) -> Generated:
-        """The body of a 200. Raises RequestFailed, and what the engine's own reason means."""
+    def read_reply(self, body: bytes, request: GenerationRequest) -> Generated:
+        """Reads the body of a 200. Raises RequestFailed for an unreadable one, and the error that
+        the engine's finish reason stands for.
+        """
         ...
 
-    def refusal(self, response: Response, one: OneRequest) -> Exception:
-        """The error that another status means: one of those of `replies.read_refusal`."""
+    def refusal(self, response: Response, request: GenerationRequest) -> Exception:
+        """The error that another status stands for: one of those of `replies.read_refusal`."""
         ...
 
-    def is_of_another(self, status: int) -> bool:
-        """True if a probe that is answered so shows another kind of server."""
+    def is_other_server(self, status: int) -> bool:
+        """True if this status, in answer to a probe, shows another kind of server."""
         ...
 
-    def why_not_ready(self, *, hung: bool) -> tuple[str, bool]:
-        """Why the engine takes no requests, and whether it is unreachable; ("", False) when it
-        takes them. `hung`: it did not answer, so a health check must show that it generates.
+    def why_not_ready(self, *, hung: bool) -> NotReady | None:
+        """The reason why the engine takes no requests; None when it takes them. With `hung` it did
+        not answer before, so a health check must show that it generates.
         """
         ...
 
     def objection(self) -> str:
-        """Why its tokens cannot be trained on, with the remedy, or ""."""
+        """The reason why its tokens cannot be trained on, with the remedy; "" without one."""
         ...
 
-    def hangs(self) -> bool:
+    def is_hung(self) -> bool:
         """True if the engine's scheduler answers nothing although it is not paused."""
         ...
 
-    def paused(self) -> bool:
+    def is_paused(self) -> bool:
         """True if the engine reports a pause."""
         ...
 
     def abort(self, rid: str) -> bool:
-        """Have the engine end this request with the tokens so far. False when it could not be
-        one.
-        """
+        """Has the engine end this request with the tokens so far. False if it was not asked."""
         ...
 
     def tokenize(self, text: str) -> object:

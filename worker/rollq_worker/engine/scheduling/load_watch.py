@@ -106,7 +106,7 @@ class LoadWatch:
         same_s = self._clock() - since
         if report is None and same_s >= 0:  # it would not say either that it is paused
             return Idle.STALLED if same_s >= UNANSWERED_S else None
-        if engine.server.paused():
+        if engine.server.is_paused():
             return Idle.PAUSED
         return Idle.STALLED if same_s >= STALLED_S else None
 

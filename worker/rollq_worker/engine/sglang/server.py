@@ -10,7 +10,7 @@ import json
 
 from rollq_worker.engine.exchange.http import EngineHttp
 from rollq_worker.engine.exchange.replies import json_of, read_refusal
-from rollq_worker.engine.exchange.server import PAUSED, OneRequest
+from rollq_worker.engine.exchange.server import PAUSED, GenerationRequest, NotReady
 from rollq_worker.engine.limits import ContextLimits, read_limits
 from rollq_worker.engine.load import EngineLoad
 from rollq_worker.engine.sglang.load import PATH as LOADS
@@ -38,33 +38,33 @@ class SGLangServer:
     def __init__(self, http: EngineHttp) -> None:
         self._http = http
 
-    def write(self, one: OneRequest) -> bytes:
-        request = one.request
+    def write_body(self, request: GenerationRequest) -> bytes:
+        sample = request.sample
         return write_request(
-            one.sent,
-            request.sampling,
-            stop_ids=one.stop_ids,
-            max_new_tokens=request.max_new_tokens,
-            rid=one.rid,
-            routing=request.routing,
-            images=request.images,
-            scoring=request.scoring,
-            adapter=one.adapter,
+            request.sent,
+            sample.sampling,
+            stop_ids=request.stop_ids,
+            max_new_tokens=sample.max_new_tokens,
+            rid=request.rid,
+            routing=sample.routing,
+            images=sample.images,
+            scoring=sample.scoring,
+            adapter=request.adapter,
         )
 
-    def read(self, body: bytes, one: OneRequest) -> Generated:
-        return read_reply(body, one.request, rid=one.rid, vocabulary=one.vocabulary)
+    def read_reply(self, body: bytes, request: GenerationRequest) -> Generated:
+        return read_reply(body, request.sample, rid=request.rid, vocabulary=request.vocabulary)
 
-    def refusal(self, response: Response, one: OneRequest) -> Exception:
-        return read_refusal(response, one.request.key)
+    def refusal(self, response: Response, request: GenerationRequest) -> Exception:
+        return read_refusal(response, request.sample.key)
 
-    def is_of_another(self, status: int) -> bool:
+    def is_other_server(self, status: int) -> bool:
         return status in (404, 405, 422, 501)  # no such path, or one with another body
 
     def objection(self) -> str:
         return ""
 
-    def why_not_ready(self, *, hung: bool) -> tuple[str, bool]:
+    def why_not_ready(self, *, hung: bool) -> NotReady | None:
         """One that hung, or calls itself unhealthy, must also pass a health check: until then
         /ready of 0.5.23 answers 503, although it generates again. Its scheduler is asked before,
         because a check that fails makes SGLang unhealthy. A router has none of these paths, and
@@ -74,18 +74,18 @@ class SGLangServer:
             if not hung:
                 status = self._http.get("/ready", timeout_s=QUESTION_TIMEOUT_S).status
                 if status < 500:
-                    return "", False
+                    return None
                 if not self._unhealthy():
-                    return PAUSED if status == 503 else f"/ready answers {status}", False
+                    return NotReady(PAUSED if status == 503 else f"/ready answers {status}")
             for path in ("/server_info", "/health"):
                 status = self._http.get(path, timeout_s=SCHEDULER_TIMEOUT_S).status
                 if status >= 500:
-                    return f"{path} answers {status}", False
+                    return NotReady(f"{path} answers {status}")
         except NoResponse as e:
-            return str(e), True
-        return "", False
+            return NotReady(str(e), is_unreachable=True)
+        return None
 
-    def hangs(self) -> bool:
+    def is_hung(self) -> bool:
         """While SGLang is paused, /ready answers 503 (0.5.15 has no /ready). The scheduler answers
         /server_info between two steps, also in a pause, unless it loads weights. /health would
         prove more, but a step of over 20 s fails it, and then SGLang takes itself for unhealthy.
@@ -98,7 +98,7 @@ class SGLangServer:
         except NoResponse:
             return True
 
-    def paused(self) -> bool:
+    def is_paused(self) -> bool:
         """SGLang 0.5.15 and routers report none; see `load_watch.Idle`."""
         try:
             return (

@@ -6,8 +6,8 @@ What only a server in development mode (VLLM_SERVER_DEV_MODE=1) answers is not k
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 import json
+import math
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from rollq.errors import JobFailure
@@ -19,8 +19,8 @@ from rollq_worker.engine.exchange.replies import (
     read_error,
     read_refusal,
 )
-from rollq_worker.engine.exchange.server import PAUSED, OneRequest
-from rollq_worker.engine.limits import ContextLimits
+from rollq_worker.engine.exchange.server import PAUSED, GenerationRequest, NotReady
+from rollq_worker.engine.limits import ContextLimits, first_model, mapping, positive
 from rollq_worker.engine.load import EngineLoad
 from rollq_worker.engine.vllm.reply import read_reply
 from rollq_worker.engine.vllm.request import write_request
@@ -69,48 +69,48 @@ class VllmServer:
         self._suits = False
         """True once nothing spoke against its tokens."""
 
-    def write(self, one: OneRequest) -> bytes:
-        request = one.request
-        if request.routing is not None:
-            raise JobFailure(f"{request.key}: routed experts are read from SGLang only")
-        if "stop_regex" in request.sampling:
-            raise JobFailure(f"{request.key}: stop_regex is SGLang's alone, and the engine is vLLM")
+    def write_body(self, request: GenerationRequest) -> bytes:
+        sample = request.sample
+        if sample.routing is not None:
+            raise JobFailure(f"{sample.key}: routed experts are read from SGLang only")
+        if "stop_regex" in sample.sampling:
+            raise JobFailure(f"{sample.key}: stop_regex is SGLang's alone, and the engine is vLLM")
         return write_request(
-            one.sent,
-            request.sampling,
-            stop_ids=one.stop_ids,
-            max_new_tokens=request.max_new_tokens,
-            rid=one.rid,
-            images=request.images,
-            scoring=request.scoring,
-            adapter=one.adapter,
+            request.sent,
+            sample.sampling,
+            stop_ids=request.stop_ids,
+            max_new_tokens=sample.max_new_tokens,
+            rid=request.rid,
+            images=sample.images,
+            scoring=sample.scoring,
+            adapter=request.adapter,
         )
 
-    def read(self, body: bytes, one: OneRequest) -> Generated:
-        return read_reply(body, one.request, rid=one.rid, vocabulary=one.vocabulary)
+    def read_reply(self, body: bytes, request: GenerationRequest) -> Generated:
+        return read_reply(body, request.sample, rid=request.rid, vocabulary=request.vocabulary)
 
-    def refusal(self, response: Response, one: OneRequest) -> Exception:
+    def refusal(self, response: Response, request: GenerationRequest) -> Exception:
         status, error = response.status, read_error(response.body)
-        if status == 404 and one.adapter is not None and "does not exist" in error:
+        if status == 404 and request.adapter is not None and "does not exist" in error:
             return AdapterMissing(f"the engine answered 404: {error}")
         if status in REMEDIES:
             return EngineUnavailable(REMEDIES[status], foreign=True)
-        return read_refusal(response, one.request.key)
+        return read_refusal(response, request.sample.key)
 
-    def is_of_another(self, status: int) -> bool:
+    def is_other_server(self, status: int) -> bool:
         return False  # it has said that it is vLLM
 
-    def why_not_ready(self, *, hung: bool) -> tuple[str, bool]:
+    def why_not_ready(self, *, hung: bool) -> NotReady | None:
         """/health shows that the core lives; in development mode /is_paused has to come from it."""
         try:
             status = self._http.get("/health", timeout_s=SCHEDULER_TIMEOUT_S).status
             if status >= 500:
-                return f"/health answers {status}", False
-            if self._is_paused(SCHEDULER_TIMEOUT_S):
-                return PAUSED, False
+                return NotReady(f"/health answers {status}")
+            if self._reports_pause(SCHEDULER_TIMEOUT_S):
+                return NotReady(PAUSED)
         except NoResponse as e:
-            return str(e), True
-        return "", False
+            return NotReady(str(e), is_unreachable=True)
+        return None
 
     def objection(self) -> str:
         """Trainers need `processed_logprobs`. It is asked until it has them."""
@@ -125,11 +125,11 @@ class VllmServer:
 
     def _find_objection(self) -> str:
         # the first answer takes seconds
-        info = self._get_json("/server_info?config_format=json", PROOF_TIMEOUT_S)
-        config = info.get("vllm_config") if isinstance(info, dict) else None
+        info = mapping(self._get_json("/server_info?config_format=json", PROOF_TIMEOUT_S))
+        config = info.get("vllm_config")
         if not isinstance(config, dict):
             return "" if self._logprobs_follow_sampling() else RAW
-        model: Mapping[str, Any] = config.get("model_config") or {}
+        model = mapping(config.get("model_config"))
         if model.get("logprobs_mode") != "processed_logprobs":
             return RAW
         if model.get("skip_tokenizer_init"):
@@ -154,23 +154,23 @@ class VllmServer:
         except (TypeError, LookupError, ValueError) as e:
             raise NoResponse(f"{self.path} gives no logprobs: {read_error(response.body)}") from e
 
-    def hangs(self) -> bool:
+    def is_hung(self) -> bool:
         """Only a server in development mode can be asked: /health answers while its core hangs."""
         try:
-            self._is_paused(SCHEDULER_TIMEOUT_S)
+            self._reports_pause(SCHEDULER_TIMEOUT_S)
         except NoResponse:
             return True
         return False
 
-    def paused(self) -> bool:
+    def is_paused(self) -> bool:
         try:
-            return self._is_paused(LOAD_TIMEOUT_S)
+            return self._reports_pause(LOAD_TIMEOUT_S)
         except NoResponse:
             return False
 
-    def _is_paused(self, timeout_s: float) -> bool:
+    def _reports_pause(self, timeout_s: float) -> bool:
         reply = json_of("/is_paused", self._http.get("/is_paused", timeout_s=timeout_s))
-        return isinstance(reply, dict) and reply.get("is_paused") is True
+        return mapping(reply).get("is_paused") is True
 
     def abort(self, rid: str) -> bool:
         body = json.dumps({"request_ids": [f"generate-tokens-{rid}"]}).encode()
@@ -190,33 +190,32 @@ class VllmServer:
         if response.status != 200:
             return None
         values: dict[str, list[float]] = {}
-        for name, value in METRIC.findall(response.body.decode("utf-8", "replace")):
-            values.setdefault(name, []).append(float(value))
-        if len(values) < 3:
+        try:
+            for name, text in METRIC.findall(response.body.decode("utf-8", "replace")):
+                value = float(text)
+                if not math.isfinite(value):
+                    return None
+                values.setdefault(name, []).append(value)
+            return EngineLoad(
+                running=int(sum(values["num_requests_running"])),
+                waiting=int(sum(values["num_requests_waiting"])),
+                token_usage=max(values["kv_cache_usage_perc"]),
+            )
+        except (KeyError, ValueError):  # a gauge is missing, or is not a number
             return None
-        return EngineLoad(
-            running=int(sum(values["num_requests_running"])),
-            waiting=int(sum(values["num_requests_waiting"])),
-            token_usage=max(values["kv_cache_usage_perc"]),
-        )
 
     def model(self) -> str | None:
-        return self._first_model().get("root")
-
-    def _first_model(self) -> Mapping[str, Any]:
-        models = self._get_json("/v1/models")
-        data = models.get("data") if isinstance(models, dict) else None
-        return data[0] if data and isinstance(data[0], dict) else {}
+        root = first_model(self._get_json).get("root")
+        return root if isinstance(root, str) else None
 
     def limits(self) -> ContextLimits:
-        length = self._first_model().get("max_model_len")
-        if type(length) is not int or length < 1:
+        length = positive(first_model(self._get_json).get("max_model_len"))
+        if length is None:
             return ContextLimits()
         return ContextLimits(context=length, prompt=length, reported=True)
 
     def weight_version(self) -> str | None:
-        info = self._get_json("/weight_info")
-        version = info.get("weight_version") if isinstance(info, dict) else None
+        version = mapping(self._get_json("/weight_info")).get("weight_version")
         return version if isinstance(version, str) else None
 
     def _get_json(self, path: str, timeout_s: float = QUESTION_TIMEOUT_S) -> Any:

@@ -154,7 +154,7 @@ class Player:
         early, late = (statistics.median(took[n - 1] for n in turns) for turns in (EARLY, LATE))
         read_early, read_late = (self._reading(form, turns[-1]) for turns in (EARLY, LATE))
         entries = [
-            len(entry) for entry in self._player.runner.ledger(f"whole-{form}").journal(job_id)
+            len(entry) for entry in self._player.runner.ledger_of(f"whole-{form}").journal(job_id)
         ]
         turn = len(entries) // TURNS
         written = [

@@ -32,10 +32,10 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import JobMessage
 from rollq.ledger.scripts import Scripts
 from rollq_worker.engine.client import EngineClient
-from rollq_worker.engine.exchange import generate
 from rollq_worker.engine.exchange.http import EngineHttp
 from rollq_worker.engine.exchange.prompts import PromptWriter
 from rollq_worker.engine.pool import EnginePool
+from rollq_worker.engine.sglang.server import SGLangServer
 from rollq_worker.process.attempts import attempt
 from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.process.job_task import JobRunner
@@ -53,9 +53,9 @@ PARTS = (
     ("engine: HTTP", EngineHttp, "post"),
     ("engine: HTTP", EngineHttp, "generate"),
     ("engine: write the request", PromptWriter, "write"),
-    ("engine: write the request", generate, "write_request"),
+    ("engine: write the request", SGLangServer, "write_body"),
     ("engine: check the ids", EngineClient, "_written"),
-    ("engine: read the reply", generate, "read_reply"),
+    ("engine: read the reply", SGLangServer, "read_reply"),
     ("renderer: chat template", tokenizer.Tokenizer, "render"),
     ("renderer: tokenise", tokenizer.Tokenizer, "encode_plain"),
     ("renderer: decode", tokenizer.Tokenizer, "decode"),

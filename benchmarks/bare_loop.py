@@ -133,7 +133,7 @@ class Loop:
 
 
 def serve(setting: str, make: Callable[[dict[str, Any]], Callable[[int], dict[str, Any]]]) -> None:
-    """Play what standard input asks for, with the rollouts that `make` makes of the setting."""
+    """Plays what standard input asks for, with the rollouts that `make` makes of the setting."""
     found = json.loads(Path(setting).read_text())
     rollout = make(found)
     print("ready", flush=True)

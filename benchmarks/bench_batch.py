@@ -130,7 +130,7 @@ def encoded(of: Trajectory) -> list[bytes]:
 
 
 def bytes_at_rest(blobs: Sequence[bytes]) -> int:
-    """Of one job of a group: its journal, and its share of the job's blob and of the prompt."""
+    """Bytes of one job of a group: its journal, its share of the job's blob and of the prompt."""
     job, header, prompt, *events = blobs
     shared = split_prompt(prompt)
     assert shared is not None
@@ -151,7 +151,7 @@ def buffers(blobs: Sequence[bytes]) -> object:
 
 
 def list_buffers(blob: bytes) -> object:
-    """The same values from plain lists."""
+    """The values of a batch from plain lists."""
     found = msgpack.unpackb(blob)
     return array("I", found["tokens"]), bytes(found["mask"]), array("f", found["logprobs"])
 

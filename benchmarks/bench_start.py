@@ -101,7 +101,7 @@ def _children_cpu() -> float:
 def first_claim(
     processes: Processes, redis_url: str, engine_url: str, tokenizer: str | None, number: int
 ) -> Took:
-    """Start a worker where a job waits."""
+    """Starts a worker where a job waits."""
     with Client(redis_url, run=f"start-{number}") as client:
         submit(client, ENV, indices(ENV, 1), 1)
         flags = ["--redis", redis_url, "--broker", redis_url, "--engine", engine_url]

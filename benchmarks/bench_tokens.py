@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def of_templates(
     folder: Path, tokenizer: str | None, tools: list[Any]
 ) -> dict[str, dict[str, float]]:
-    """By template: a turn after the longest history."""
+    """Figures of a turn after the longest history, by template."""
     found = {}
     for name, renderer in template_renderers(folder, tokenizer, tools):
         found[name] = after_history(

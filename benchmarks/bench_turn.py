@@ -191,7 +191,7 @@ def play_by_naive_loop(
     tokenizer: str | None,
     concurrency: int,
 ) -> Side:
-    """Play the first tasks with the naive loop."""
+    """Plays the first tasks with the naive loop."""
     setting, out = processes.folder / "tasks.json", processes.folder / "naive.json"
     environment = domain(env).open(SPLITS[env], 0, {})
     each = [_plain(env, index) for index in indices(env, tasks)]

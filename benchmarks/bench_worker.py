@@ -97,7 +97,7 @@ class NestedTimer:
         gc.callbacks.append(self._collect)
 
     def watch(self, name: str, owner: Any, attribute: str) -> bool:
-        """Replace the function with a timed one. Returns False when there is none."""
+        """Replaces the function with a timed one. Returns False when there is none."""
         function = getattr(owner, attribute, None)
         if function is None:
             return False
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(redis_url: str, engine_url: str, where: str | None) -> dict[str, Any]:
-    """Play the tasks in this thread."""
+    """Plays the tasks in this thread."""
     player = InProcess(redis_url, engine_url, where)
     for id in player.submit("warm-up", ENV, SPLIT, range(TASKS, TASKS + WARM_UP)):
         player.play(id)

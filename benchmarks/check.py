@@ -62,7 +62,7 @@ PARTS: dict[str, tuple[Sequence[str], Callable[[dict[str, Any]], Figures], float
 }
 """Words, the figures of the result, and how many times the committed value a figure may be."""
 EXACT = {"bytes of a trajectory in a group, over those of lists": 1.05}
-"""The same for figures that no noise touches."""
+"""Words and limits of the figures that no noise touches."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -121,7 +121,7 @@ def _verdict(value: float, most: float) -> str:
 
 
 def figures(part: str) -> Figures:
-    """Measure one part. Exits when the benchmark itself broke."""
+    """Measures one part. Exits when the benchmark itself broke."""
     words, read, _ = PARTS[part]
     print(f"\n== {' '.join(words)}", flush=True)
     code, found = measure(words, None)

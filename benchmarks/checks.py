@@ -53,8 +53,8 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> None:
 
 
 def conclude(result: dict[str, Any], checks: Sequence[Check], as_json: bool) -> int:
-    """Print the checks, and the JSON if it was asked for. Returns the exit code: 1 when a target is
-    missed.
+    """Prints the checks, and the JSON if it was asked for. Returns the exit code: 1 when a target
+    is missed.
     """
     print()
     for check in checks:

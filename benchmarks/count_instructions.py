@@ -98,7 +98,7 @@ def count(file: Path, environment: dict[str, str]) -> tuple[int, int]:
 
 
 def play(side: str, tasks: int, setting: dict[str, Any]) -> int:
-    """Play the first tasks, then `tasks` others, and print the number of turns."""
+    """Plays the first tasks, then `tasks` others, and prints the number of turns."""
     env, split = setting["env"], setting["split"]
     chosen = indices(env, WARM_UP + tasks)
     samples = [*chosen[:WARM_UP], *(task for task in chosen[WARM_UP:] for _ in range(SIZE))]

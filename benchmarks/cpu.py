@@ -12,7 +12,7 @@ TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 def require_linux() -> None:
-    """Exit with a message where there is no /proc."""
+    """Exits with a message where there is no /proc."""
     if not Path("/proc/self/stat").exists():
         sys.exit(
             "this benchmark reads the CPU time of its children from /proc: it runs on Linux only"

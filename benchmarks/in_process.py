@@ -34,7 +34,7 @@ class InProcess:
         )
 
     def submit(self, run: str, env: str, split: str, tasks: Sequence[int], **job: Any) -> list[str]:
-        """Submit jobs without sending them. Returns their ids."""
+        """Submits jobs without sending them. Returns their ids."""
         ledger, count, ids = Ledger(self.connection, run), domain(env).splits()[split], []
         for task in tasks:
             one = Job(run=run, group=f"task-{task}", env=env, split=split, task=task % count, **job)
@@ -49,7 +49,7 @@ class InProcess:
         return int(played["turns"])
 
     def watch_turns(self, begin: Callable[[], None]) -> None:
-        """Call `begin` at each request to the engine, where a turn begins."""
+        """Calls `begin` at each request to the engine, where a turn begins."""
         generate = self.engine.generate
 
         def watched(*args: Any, **kwargs: Any) -> Any:

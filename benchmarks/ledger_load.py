@@ -36,7 +36,7 @@ class Episode:
         ]
 
     def shorter(self) -> list[bytes]:
-        """The same without its turns: header, prompt and end."""
+        """The journal without its turns: header, prompt and end."""
         blobs = self.blobs()
         return [*blobs[:2], blobs[-1]]
 
@@ -66,7 +66,7 @@ class Load:
         return [replace(first, sample=sample) for sample in range(SIZE)]
 
     def submit(self, jobs: Sequence[Job]) -> list[str]:
-        """Enter a group. Returns the ids of its jobs."""
+        """Enters a group. Returns the ids of its jobs."""
         return list(self.ledger.submit(jobs, send_in_s=LATER_S).new)
 
     def claim(self, job_id: str) -> Claim:
@@ -96,7 +96,7 @@ class Load:
                     self.play(job_id, self.short)
 
     def fresh(self, groups: int) -> Iterator[list[str]]:
-        """Enter that many groups, one after the other."""
+        """Enters that many groups, one after the other."""
         for _ in range(groups):
             yield self.submit(self.group())
 

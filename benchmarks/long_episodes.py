@@ -95,7 +95,7 @@ def load(variant: str | None) -> LongEpisodes:
 
 
 def install(folder: Path) -> None:
-    """Write into `folder` what an installed package would have, and put it on the path."""
+    """Writes into `folder` what an installed package would have, and puts it on the path."""
     info = folder / f"{NAME}-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 1\n")

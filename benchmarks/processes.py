@@ -29,12 +29,12 @@ class Processes:
         self._redis: list[EmbeddedRedis] = []
 
     def redis(self) -> str:
-        """Start an empty Redis. Returns its address."""
+        """Starts an empty Redis. Returns its address."""
         self._redis.append(EmbeddedRedis())
         return self._redis[-1].url
 
     def engine(self, env: str, tokenizer: str | None, latency_s: float = 0.0) -> str:
-        """Start a replay engine that makes no mistakes. Returns its address."""
+        """Starts a replay engine that makes no mistakes. Returns its address."""
         flags = ["--port", "0", "--env", env, "--latency", f"{latency_s}", "--mistakes", "0"]
         child = self.start("engine", ["-m", "rollq", "engine", *flags, *_tokenizer(tokenizer)])
         return self.wait_for_line(child, "rollq engine: ready at ").split()[-1]
@@ -49,7 +49,7 @@ class Processes:
         rollq: Sequence[str] = ROLLQ,
         processes: int = 1,
     ) -> Child:
-        """Start a worker. Returns once all its processes claim jobs."""
+        """Starts a worker. Returns once all its processes claim jobs."""
         flags = [
             "--redis",
             redis_url,
@@ -67,7 +67,7 @@ class Processes:
         return child
 
     def start(self, name: str, words: Sequence[str]) -> Child:
-        """Start a Python process that imports the same rollq as this one."""
+        """Starts a Python process that imports the same rollq as this one."""
         log = self.folder / f"{name}-{len(self._children)}.log"
         child = Child(name, [sys.executable, *words], log=log, env=self.environment())
         self._children.append(child)
@@ -81,7 +81,7 @@ class Processes:
     def wait_for_line(
         self, child: Child, text: str, timeout_s: float = START_S, nth: int = 1
     ) -> str:
-        """Wait for the nth line with `text` in a child's output. Exits when the child ends."""
+        """Waits for the nth line with `text` in a child's output. Exits when the child ends."""
         deadline = time.monotonic() + timeout_s
         while True:
             ended = child.exit_code is not None  # before reading: its last words count

@@ -47,7 +47,7 @@ class RedisMeter:
         return int(self._client.info("stats")["total_connections_received"])
 
     def commands(self) -> "CommandCount":
-        """Count the commands of all clients from here on. Those within scripts do not count."""
+        """Counts the commands of all clients from here on. Those within scripts do not count."""
         return CommandCount(self._url)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Run all benchmarks, and write what they found, with facts of the machine, as JSON and as one
+"""Runs all benchmarks, and writes what they found, with facts of the machine, as JSON and as one
 Markdown table.
 
     python benchmarks/run.py [--tokenizer DIR] [--templates DIR] [--only NAME ... [--keep]] [--out FILE]
@@ -118,7 +118,7 @@ def plan(only: Sequence[str] | None = None, templates: str | None = None) -> dic
 
 
 def measure(words: Sequence[str], tokenizer: str | None) -> tuple[int, dict[str, Any]]:
-    """Run a benchmark with its output going through. Returns the exit code and its JSON, {} where
+    """Runs a benchmark with its output going through. Returns the exit code and its JSON, {} where
     it has none.
     """
     command = [sys.executable, "-u", str(HERE / f"{words[0]}.py"), *words[1:], "--json"]

@@ -32,7 +32,7 @@ def indices(env: str, tasks: int) -> list[int]:
 
 
 def submit(client: Client, env: str, tasks: Sequence[int], size: int) -> None:
-    """Submit a group of `size` samples for each, all of them at once."""
+    """Submits a group of `size` samples for each, all of them at once."""
     jobs = (
         Job(env=env, split=SPLITS[env], task=task, group=f"{place}", size=size)
         for place, task in enumerate(tasks)

@@ -115,7 +115,7 @@ def parse() -> argparse.Namespace:
 
 
 def facts(engine: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Of the machine, the engine and this measurement."""
+    """Facts of the machine, the engine and this measurement."""
     try:
         info = requests.get(f"{engine}/server_info", timeout=30).json()
     except requests.RequestException as e:
@@ -263,7 +263,7 @@ def pauses(episodes: list[list[Turn]]) -> dict[str, float]:
 
 
 def empty_cache(engine: str) -> None:
-    """Ask until the engine has emptied its prefix cache, which it does only while it is idle."""
+    """Asks until the engine has emptied its prefix cache, which it does only while it is idle."""
     for _ in range(60):
         if requests.post(f"{engine}/flush_cache", timeout=60).ok:
             return

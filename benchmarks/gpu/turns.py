@@ -13,13 +13,13 @@ class Turn(NamedTuple):
     at: float
     """Unix time in seconds when it was sent."""
     seconds: float
-    """Until its reply was there."""
+    """Seconds until its reply was there."""
     tokens: int
     """Sampled."""
     prompt: int
     """Tokens of the request."""
     cached: int
-    """Of these, those that the engine had in its prefix cache."""
+    """Tokens of the request that the engine had in its prefix cache."""
 
     @property
     def end(self) -> float:

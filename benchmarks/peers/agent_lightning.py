@@ -15,7 +15,7 @@ from peers.openai_client import http_client, rollout
 
 
 def gateway():
-    """Start the gateway. Returns its process and address."""
+    """Starts the gateway. Returns its process and address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = ["host=127.0.0.1", f"port={port}", "default_proxy.model_name=peer"]

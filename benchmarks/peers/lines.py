@@ -7,7 +7,7 @@ import sys
 
 
 def serve(play):
-    """Play what standard input asks for. `play` takes indices and returns rewards."""
+    """Plays what standard input asks for. `play` takes indices and returns rewards."""
     print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(play(json.loads(line))), flush=True)

@@ -82,7 +82,7 @@ class SampleRequest:
     """The prompt. It may grow later, as a trace does."""
     sampling: Mapping[str, Json]
     max_new_tokens: int
-    """At most so many tokens; fewer where the context ends before."""
+    """Most tokens of the continuation; fewer where the context ends before."""
     key: str
     """The job's id. Its group keeps siblings on one server."""
     check: Callable[[], None]
@@ -142,7 +142,7 @@ class Engine(Protocol):
         ...
 
     def generate(self, request: SampleRequest) -> Generated:
-        """Sample a continuation. A prompt that fills the context yields LENGTH and no ids.
+        """Samples a continuation. A prompt that fills the context yields LENGTH and no ids.
 
         Waits for an engine that refuses connections, is overloaded or paused, and calls
         `request.check` meanwhile. A reply that finished with ABORT has the tokens sampled before
@@ -164,7 +164,7 @@ class ReadTurn:
     reasoning: str = ""
     """The model's reasoning, without its tags."""
     call_ids: Sequence[str] = ()
-    """For each call, its id ("": none), in formats whose calls have ids. Else empty."""
+    """Id of each call ("" without one) in formats whose calls have ids. Else empty."""
 
 
 class TurnRefused(RollqError):
@@ -193,7 +193,7 @@ class Renderer(Protocol):
         ...
 
     def read(self, ids: array[int]) -> ReadTurn:
-        """Parse a whole sampled turn, stop token included if there is one."""
+        """Parses a whole sampled turn, stop token included if there is one."""
         ...
 
     def bridge(
@@ -289,9 +289,9 @@ class Journal(Protocol):
     """The record of an attempt's events."""
 
     def append(self, event: Event) -> None:
-        """Make the event durable. Raises Fenced when the attempt has lost its lease."""
+        """Makes the event durable. Raises Fenced when the attempt has lost its lease."""
         ...
 
     def check(self) -> None:
-        """Raise when the attempt must stop: fenced, draining, cancelled, past its deadline."""
+        """Raises when the attempt must stop: fenced, draining, cancelled, past its deadline."""
         ...

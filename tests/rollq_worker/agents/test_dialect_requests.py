@@ -30,7 +30,7 @@ READ: list[tuple[Callable[[Any], Any], dict[str, Any]]] = [
         (0, {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "a part of the type 'hologram'"),  # noqa: E501
         (0, {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]}, "a result for 'a'"),  # noqa: E501
         (0, {"messages": [{"role": "user", "content": 1}]}, "where a list belongs"),
-        (0, {"messages": [{"role": "user", "content": [1]}]}, "no JSON object"),
+        (0, {"messages": [{"role": "user", "content": [1]}]}, "not a JSON object"),
         (0, {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id must be a string"),  # noqa: E501
         (0, {"messages": [{"role": "assistant", "content": "so"}]}, "no prefill"),
         (0, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "20250124: only custom tools"),

@@ -88,7 +88,8 @@ def test_a_file_of_something_else_is_said_in_one_line(
     assert cli.main(["audit", str(file), "--offline"]) == 1
     [said] = capsys.readouterr().out.splitlines()
     assert said.startswith(
-        f"{file}: this is no exported file. line 1: it is no exported trajectory: it has no job, "
+        f"{file}: this is not an exported file. line 1: it is no exported trajectory: it has no "
+        "job, "
     )
 
 

@@ -274,10 +274,10 @@ def test_a_parquet_row_has_no_argument_of_another_rows(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("", "has no rows"),
-        ("{", r"maths\.jsonl:1 is no line of JSON"),
+        ("{", r"maths\.jsonl:1 is not a line of JSON"),
         ('{"prompt": "x", "answer": "y"}\n\n[]', r"maths\.jsonl:3 .*not an object"),
-        ("[" * 100_000, r"maths\.jsonl:1 is no line of JSON"),
-        ("\ufffe", r"maths\.jsonl:1 is no line of JSON"),
+        ("[" * 100_000, r"maths\.jsonl:1 is not a line of JSON"),
+        ("\ufffe", r"maths\.jsonl:1 is not a line of JSON"),
     ],
 )
 def test_a_file_that_is_no_dataset(path: Path, text: str, says: str) -> None:

@@ -160,8 +160,8 @@ def test_an_answer_earns_its_reward(grader: str, answer: str, truth: str, earns:
     [
         ("number", "5 #### none", "holds no number"),
         ("boxed", r"\boxed{ }", "nothing in its box"),
-        ("math", "$$", "no formula that math-verify can read"),
-        ("math", "9^{9^{9^{9}}}", "no formula to compare with"),
+        ("math", "$$", "not a formula that math-verify can read"),
+        ("math", "9^{9^{9^{9}}}", "not a formula to compare with"),
     ],
 )
 def test_a_truth_that_nothing_can_be_compared_with(grader: str, truth: str, says: str) -> None:

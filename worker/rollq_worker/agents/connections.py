@@ -42,7 +42,7 @@ class Connections(web.Server):
         """The oldest first."""
 
     async def accept(self, listening: socket.socket) -> None:
-        """Serve the connections of a socket until it is cancelled."""
+        """Serves the connections of a socket until it is cancelled."""
         if hasattr(socket, "TCP_DEFER_ACCEPT"):  # Linux
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, int(STRANGER_S))
         loop = asyncio.get_running_loop()
@@ -70,7 +70,7 @@ class Connections(web.Server):
         self._lost(handler)
 
     def has_shown_the_key(self, handler: web.RequestHandler) -> None:
-        """This connection is no stranger's."""
+        """Trusts the connection."""
         stranger = self._strangers.pop(handler, None)
         if stranger:
             stranger[1].cancel()

@@ -49,7 +49,7 @@ are refused.
 
 
 class Address(NamedTuple):
-    """Where an agent finds its endpoint."""
+    """Address of an agent's endpoint."""
 
     base_url: str
     key: str
@@ -77,7 +77,7 @@ class AgentEndpoint:
             asyncio.run_coroutine_threadsafe(served.stop(), self._loop).result()
 
     def close(self) -> None:
-        """End the thread."""
+        """Ends the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -297,7 +297,7 @@ class _Served:
         return web.json_response(_form_of(http).models(names))
 
     async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Any name means the policy, unless the job names models."""
+        """Answers for any name: it means the policy, unless the job names models."""
         return web.json_response(_form_of(http).model(http.path.removeprefix(MODELS)))
 
     async def _opening(self, http: web.BaseRequest) -> web.StreamResponse:
@@ -347,7 +347,7 @@ def _form_of(http: web.BaseRequest) -> Any:
 
 
 def _request(dialect: Dialect, body: bytes, job: Job) -> TurnRequest:
-    """Read in a request's own thread, because a large body would hold up the other episodes."""
+    """Reads in a request's own thread, because a large body would hold up the other episodes."""
     fields = _json(body)
     try:
         request = dialect.read(fields)
@@ -370,4 +370,4 @@ def _json(body: bytes) -> Any:
     try:
         return whole_json(json.loads(body))
     except (ValueError, RecursionError) as e:
-        raise RequestRefused(f"the body is no JSON: {e}") from e
+        raise RequestRefused(f"the body is not valid JSON: {e}") from e

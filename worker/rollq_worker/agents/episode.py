@@ -80,7 +80,7 @@ class AgentEpisode:
         self._requests_so_far = 0
         """Number of requests so far."""
         self._began_too_long = False
-        """There was no room for the first turn."""
+        """True if there was no room for the first turn."""
         self._growth = Growth()
         self._failure: BaseException | None = None
         self._over = False
@@ -133,13 +133,13 @@ class AgentEpisode:
                 self._answers.add(turn, recorded=False)
 
     def step(self, name: str, arguments: Mapping[str, Json]) -> Observation:
-        """Carry out one action in the environment. Raises RequestRefused."""
+        """Carries out one action in the environment. Raises RequestRefused."""
         try:
             text = json.dumps(dict(arguments), allow_nan=False)
             plain = whole_json(json.loads(text))
         except (TypeError, ValueError, RecursionError) as e:
             raise RequestRefused(
-                f"the arguments of {name} are no JSON: {e}", param="arguments"
+                f"the arguments of {name:.80} are not JSON: {e}", param="arguments"
             ) from e
         made: Future[Observation] = Future()
         with self._lock:
@@ -210,7 +210,7 @@ class AgentEpisode:
         return Sampler(turn.job, engine, self._journal, turn.trace.renderer.stop_ids, model)
 
     def _begin(self, request: TurnRequest) -> Turn:
-        """Open the turn where the request goes on. Raises RequestRefused when there is no budget
+        """Opens the turn where the request goes on. Raises RequestRefused when there is no budget
         for it.
         """
         if self._turns >= self.job.budget.max_turns:
@@ -262,7 +262,7 @@ class AgentEpisode:
         return job, place
 
     def _check_size(self, request: TurnRequest) -> None:
-        """Refuse a conversation that is far too long before its text becomes tokens, which takes a
+        """Refuses a conversation that is far too long before its text becomes tokens, which takes a
         hundred times its memory.
         """
         most = DENSEST_TOKEN * room(self.job, self._engine, 0)
@@ -271,7 +271,7 @@ class AgentEpisode:
             raise self._no_room()
 
     def _sample(self, turn: Turn, request: TurnRequest, tree: TraceTree) -> None:
-        """Sample the turn to its end, and go on when its generation is interrupted. Raises
+        """Samples the turn to its end, and goes on when its generation is interrupted. Raises
         RequestRefused when there is no room for it.
         """
         while self._sample_piece(turn, request, tree):
@@ -351,8 +351,8 @@ class AgentEpisode:
     def serve(
         self, ended: Callable[[], bool], idle: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """Carry out the agent's steps until it has `ended`. Raises the error that made the episode
-        fail.
+        """Carries out the agent's steps until it has `ended`. Raises the error that made the
+        episode fail.
 
         The time for which the agent is at work by itself is spent in a block of `idle`.
         """
@@ -393,7 +393,7 @@ class AgentEpisode:
                 return None
 
     def _await_requests(self) -> None:
-        """Wait until the requests under way have ended. A stopping worker aborts them, and records
+        """Waits until the requests under way have ended. A stopping worker aborts them, and records
         their tokens before the job goes back.
         """
         until = time.monotonic() + 3.0
@@ -419,7 +419,7 @@ class AgentEpisode:
             raise
 
     def close(self) -> Closed:
-        """Grade the episode. One that the environment did not end gets 0. Raises AgentFailure when
+        """Grades the episode. One that the environment did not end gets 0. Raises AgentFailure when
         the agent had no turn, and JobFailure when there was no room for the first one.
         """
         with self._lock:
@@ -444,7 +444,7 @@ class AgentEpisode:
         return self.world.close(stop, unfinished)
 
     def end(self) -> None:
-        """Nothing more is carried out. Steps that wait are refused."""
+        """Carries out nothing more. Steps that wait are refused."""
         with self._lock:
             self._over = True
             self._company.notify_all()
@@ -468,7 +468,7 @@ class AgentEpisode:
             self._record_now(event)
 
     def _record_in(self, tree: TraceTree, event: Event) -> None:
-        """Record an event of one of its traces, unless they are of models that are not trained.
+        """Records an event of one of its traces, unless they are of models that are not trained.
         These take memory, too.
         """
         if tree is self._tree:

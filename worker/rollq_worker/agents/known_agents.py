@@ -67,7 +67,7 @@ def check_agent(job: Job) -> str:
 
 
 def add_file(text: str) -> str:
-    """Have this process and its children know the file. Returns the agent's name. Raises
+    """Has this process and its children know the file. Returns the agent's name. Raises
     JobFailure.
     """
     return FILES.add(text)

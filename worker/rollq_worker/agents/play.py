@@ -58,7 +58,7 @@ def play_with_agent(
     reward: RewardFunction | None = None,
     idle: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Trajectory:
-    """Play `job` to its end, as `loop.play` does, with the agent that `start` starts.
+    """Plays `job` to its end, as `loop.play` does, with the agent that `start` starts.
 
     `recorded` are the events of an earlier attempt. The agent is started again, and asks the engine
     only for turns that the journal lacks. The time for which it is at work by itself is spent in a

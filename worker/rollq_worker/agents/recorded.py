@@ -26,11 +26,11 @@ class AgentJournal(Journal, Protocol):
     """The record of an attempt's events."""
 
     def hold_back(self, event: Event) -> None:
-        """Record an event, which `write` or the journal itself makes durable soon."""
+        """Records an event, which `write` or the journal itself makes durable soon."""
         ...
 
     def write(self) -> None:
-        """Make everything that is held back durable. Raises Fenced."""
+        """Makes everything that is held back durable. Raises Fenced."""
         ...
 
 
@@ -115,7 +115,7 @@ class Answers:
 
 
 def _difference(turn: Turn, request: TurnRequest) -> str:
-    """Where a request differs from the one that a turn answered."""
+    """The difference between a request and the one that a turn answered."""
     conversation = turn.conversation
     for n, (was, now) in enumerate(zip(conversation, request.messages, strict=False)):
         if longer(b"", was) != longer(b"", now):

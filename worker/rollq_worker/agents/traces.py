@@ -45,7 +45,7 @@ class Turn:
     number: int
     trace: Trace
     digest: bytes
-    """Of the conversation that it answers."""
+    """Digest of the conversation that it answers."""
     begin: int
     """Number of ids in its trace before it."""
     behind: int
@@ -59,7 +59,7 @@ class Turn:
     end: int = 0
     """Number of ids in its trace up to its end."""
     answered: bool = False
-    """Its trace goes on behind it, or is over."""
+    """True once its trace goes on behind it, or is over."""
     ended_at: float = 0.0
     cut: bool = False
     """It ended because a budget of tokens was spent."""
@@ -73,13 +73,13 @@ class Turn:
 
     @property
     def text(self) -> str:
-        """Its words to the agent, once it is over."""
+        """The turn's words to the agent, once it is over."""
         assert self.message is not None, "it is over"
         return str(self.message["content"])
 
     @property
     def calls(self) -> Sequence[Json]:
-        """Its calls in the agent's message, once it is over."""
+        """The turn's calls in the agent's message, once it is over."""
         assert self.message is not None, "it is over"
         return cast("Sequence[Json]", self.message.get("tool_calls", ()))
 
@@ -133,7 +133,7 @@ class Trace:
         self.tools = list(prompt.tools)
         self.messages: list[Message] = list(prompt.messages)
         self.digest = digest_of(prompt)
-        """Of the conversation so far, without a turn that has no answer."""
+        """Digest of the conversation so far, without a turn that has no answer."""
         self.ids = array("I", prompt.ids)
         self.checks = TokenChecks(job, renderer)
         self.checks.check_event(prompt)
@@ -153,7 +153,7 @@ class TraceTree:
         have one each.
         """
         self._prompts: dict[bytes, tuple[Trace, int]] = {}
-        """Where conversations end that were sampled from: trace and number of ids."""
+        """Trace and number of ids at which each conversation that was sampled from ends."""
         self._turns: dict[bytes, Turn] = {}
         """Finished turns by the digest of the conversation that ends with them."""
         self._replies: defaultdict[bytes, dict[bytes, Message]] = defaultdict(dict)
@@ -193,8 +193,8 @@ class TraceTree:
         return {**{key: reply[key] for key in reply if key != "reasoning_content"}, **thought}
 
     def prompt_for(self, request: TurnRequest) -> Trace | Prompt | tuple[Turn, Observed]:
-        """Where the request goes on: a trace that waits for its next turn, the prompt of a new
-        trace, or the turn that is to be answered and its answer. Changes nothing. Raises
+        """The place at which the request goes on: a trace that waits for its next turn, the prompt
+        of a new trace, or the turn that is to be answered and its answer. Changes nothing. Raises
         RequestRefused when the template cannot write it.
         """
         waiting = self._waiting.get(request.digests[-1])

@@ -16,7 +16,7 @@ from rollq.events import Message, Prompt
 from rollq.job import Job, Json
 
 MAX_NEW_TOKENS, ONE_CALL, FORCED_CALL = "max_new_tokens", "one_call", "tool_choice"
-"""Entries of `TurnRequest.options` that are no sampling parameters. A forced call is recorded and
+"""Entries of `TurnRequest.options` that are not sampling parameters. A forced call is recorded and
 has no effect.
 """
 _WRITTEN = json.JSONEncoder(sort_keys=True).encode
@@ -44,7 +44,7 @@ class TurnRequest:
     """A request for one turn."""
 
     messages: Sequence[Message]
-    """In normal form: content is a string, and keys without a value are left out."""
+    """Messages in normal form: content is a string, and keys without a value are left out."""
     tools: list[Json]
     """Schemas in OpenAI's form, as the chat template shows them."""
     options: Mapping[str, Json]
@@ -57,10 +57,10 @@ class TurnRequest:
     repeated: Mapping[str, Json] = field(default_factory=dict)
     """Parts of the request that the reply repeats."""
     model: str = ""
-    """The one of `Job.models` that it is for; "": the policy."""
+    """The one of `Job.models` that it is for; "" for the policy."""
     digests: Sequence[bytes] = ()
-    """Of the conversation before the first message, and after each. `TraceTree.recognised` makes
-    them.
+    """Digests of the conversation before the first message, and after each, by
+    `TraceTree.recognised`.
     """
 
 

@@ -20,7 +20,7 @@ from rollq_worker.audit.token_classes import Part, Place, SampledTurn, Tally
 from rollq_worker.protocols import Adapter
 
 VOCABULARY = 1 << 18
-"""More ids than any model has. It bounds what the tokens that are not listed can add to the
+"""Bound of the ids that a model has. It limits what the tokens that are not listed can add to the
 normaliser.
 """
 SINGLE = 5e-7
@@ -42,9 +42,9 @@ class ComparedToken:
 
     trajectory: ExportedTrajectory
     position: int
-    """Where the token is, as an index into the trajectory's lists."""
+    """Index of the token in the trajectory's lists."""
     scored: float
-    """Its logprob by prefill."""
+    """Logprob by prefill."""
 
     @property
     def recorded(self) -> float:
@@ -76,8 +76,7 @@ class ComparisonResult:
     skipped: Counter[str] = field(default_factory=Counter)
     """Number of tokens that could not be compared, by reason."""
     shifts: dict[int, float] = field(default_factory=lambda: dict.fromkeys(SHIFTS, 0.0))
-    """For each shift: the sum of |recorded - scored that many positions later|, over the same
-    tokens.
+    """Sum of |recorded - scored that many positions later| for each shift, over the same tokens.
     """
     shifted: int = 0
     """Number of tokens in those sums."""

@@ -40,7 +40,7 @@ CHANGES_LOGPROBS: Mapping[str, Json] = {
 values that have no effect.
 """
 CUTS: Mapping[str, Json] = {"top_p": 1, "top_k": -1, "min_p": 0}
-"""The same for parameters that change them on some engines."""
+"""Neutral values of the parameters that change logprobs on some engines."""
 
 
 class Piece(NamedTuple):
@@ -79,12 +79,11 @@ class ExportedTrajectory:
     pieces: Sequence[Piece]
     """The engine's replies, in order."""
     calls: Sequence[bool]
-    """For each turn that has a message: true if it called a tool."""
+    """True for each turn with a message that called a tool."""
     sampling: Mapping[str, Json]
     """Parameters of the job. Those of an agent program come before them, reply by reply."""
     adapters: Sequence[str]
-    """For each trace the LoRA adapter that sampled, of which `versions` are versions; empty: none
-    did.
+    """LoRA adapter that sampled each trace, of which `versions` are versions; empty without one.
     """
     images: bool = False
     """True if the policy saw images. The file has their references only, and scoring needs the
@@ -273,8 +272,8 @@ def _adapters(record: Mapping[str, Json]) -> list[str]:
 
 
 def _calls(record: Mapping[str, Json]) -> list[bool]:
-    """For each turn, in the order of the traces, true if it called a tool. Assistant messages of a
-    prompt are no turns.
+    """True for each turn that called a tool, in the order of the traces. Assistant messages of a
+    prompt are not turns.
     """
     if "conversations" not in record:
         return [bool(m.get("tool_calls")) for m in record["messages"] if m["role"] == "assistant"]

@@ -21,9 +21,9 @@ from rollq_worker.audit.token_classes import Place, SampledTurn, Tally, TokenCla
 TURNS = 64
 """Number of turns that the engine decodes again."""
 QUIET = 0.001
-"""A mean in nats that is no noise worth telling apart."""
+"""A mean in nats too small to tell noise apart."""
 SHARE = 0.001
-"""Share of outliers that is no fault: one token in thousands may be far off where two logits are
+"""Share of outliers that is not a fault: one token in thousands may be far off where two logits are
 close.
 """
 
@@ -68,7 +68,7 @@ class Floor:
 
     def __init__(self, results: Iterable[ComparisonResult]) -> None:
         self.differences = array("d")
-        """Of each token, in nats."""
+        """Difference of each token in nats."""
         self.skipped = Counter[str]()
         places: list[Place] = []
         for result in results:
@@ -93,7 +93,7 @@ class Floor:
         return noise if noise.tokens >= FEWEST else self.all_tokens
 
     def share(self, kind: TokenClass | None = None) -> float:
-        """The largest share of outliers that is no fault: of all tokens, or of a class that is
+        """The largest share of outliers that is not a fault: of all tokens, or of a class that is
         clearly noisier.
         """
         noise = self.classes[kind] if kind and self._is_noisier(kind) else self.all_tokens

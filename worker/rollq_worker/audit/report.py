@@ -179,7 +179,7 @@ class Report:
         return chance(outliers, tokens, self.floor.share(kind)) < self.level
 
     def _highest_mean(self, tally: Tally, floor: Tally) -> float:
-        # 0.01 nats are no fault on any engine: two bf16 engines differ by 0.005 to 0.006 (dense
+        # 0.01 nats are not a fault on any engine: two bf16 engines differ by 0.005 to 0.006 (dense
         # 32B).
         return max(0.01, highest_mean(tally, floor, self.level))
 

@@ -52,7 +52,7 @@ class ScoringConnection:
 
     def __init__(self, url: str) -> None:
         self.url = mask_url(url)
-        """Without the login."""
+        """The address without the login."""
         # With the likeliest tokens a response takes 4 kB per token.
         self.http = EngineHttp(url, max_bytes=1 << 30)
 

@@ -40,7 +40,7 @@ class Place(NamedTuple):
     """A hash of the token, of all before it in its trace, and of its weight version."""
     kind: TokenClass
     difference: float
-    """Between its logprobs, in nats."""
+    """Difference of its logprobs in nats."""
 
 
 @dataclass(slots=True)
@@ -119,13 +119,13 @@ class SampledTurn:
     """The sampled tokens `[begin, end)` of one turn."""
 
     trace_start: int
-    """Where its trace begins."""
+    """Index at which its trace begins."""
     begin: int
     end: int
     opens_trace: bool
     calls: bool
     pieces: Sequence[int]
-    """Where its pieces end. A turn has several when its generation was interrupted."""
+    """Indexes at which its pieces end. A turn has several when its generation was interrupted."""
     stopped: bool
     """True if its last token ended it, not a limit."""
     sampling: Mapping[str, Json]

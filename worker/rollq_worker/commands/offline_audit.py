@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     has_job = any(checked.job for checked in findings.first)
     if findings.faulty == findings.trajectories and not has_job:
         first = findings.first[0]
-        text = f"this is no exported file. {first.where}: {'; '.join(first.faults)}"
+        text = f"this is not an exported file. {first.where}: {'; '.join(first.faults)}"
         print(clean(f"{args.file}: {text}"))
         return code
     for checked in findings.first:

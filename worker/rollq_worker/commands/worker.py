@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve_metrics(args: argparse.Namespace, number: int) -> "Callable[[JobRunner], object]":
-    """With --metrics: serves metrics from now on, and those of the runner that it is told of."""
+    """Serves metrics from now on with --metrics, and those of the runner that it is told of."""
     if args.metrics is None:
         return lambda runner: None
     with needs("metrics"):

@@ -36,7 +36,7 @@ class MissingAdapters:
         return time.monotonic() >= self._ask_at.get(adapter, 0.0)
 
     def sent(self, adapter: Adapter) -> None:
-        """Record that a request with it is sent. If it was refused before, others wait for the
+        """Records that a request with it is sent. If it was refused before, others wait for the
         result.
         """
         if adapter in self._ask_at:

@@ -63,7 +63,7 @@ class AllAway:
         self.count(0)
 
     def count(self, more: int) -> None:
-        """There are so many more engines, or fewer."""
+        """Counts so many more engines, or fewer."""
         with self._lock:
             self._engines += more
             self._run()

@@ -19,7 +19,7 @@ RETRIES = 3
 
 
 class EngineLeft(Exception):
-    """Another engine takes this call over."""
+    """The call goes on at another engine."""
 
 
 @dataclass(eq=False)
@@ -62,7 +62,7 @@ class Call:
         return self.key.partition("/")[0]
 
     def engine_died(self) -> None:
-        """Record that the engine died, or was given up, with this request in flight.
+        """Records that the engine died, or was given up, with this request in flight.
 
         Raises EngineFailure after too many deaths: the request may be their cause.
         """

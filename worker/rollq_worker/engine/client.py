@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 BACKOFF_S = (0.1, 2.0)
 """First and longest pause in seconds between two tries, before jitter."""
 CONNECTION_LOST_BACKOFF_S = (1.0, 4.0)
-"""The same after a lost connection. A dying SGLang resets connections some 5 s before its port
-closes.
+"""First and longest pause in seconds after a lost connection. A dying SGLang resets connections
+some 5 s before its port closes.
 """
 OTHER_TOKENIZER = "its tokenizer gives other ids than ours"
 
@@ -183,7 +183,7 @@ class EngineClient:
                 call.engine_died()
 
     def _learn_context(self, error: ContextExceeded, call: Call, room: int) -> None:
-        """Take over the context that a refusal names. Raises JobFailure if nothing was learnt."""
+        """Takes over the context that a refusal names. Raises JobFailure if nothing was learnt."""
         length = len(call.request.ids)
         reserved = error.prompt - length if error.prompt else 0
         self._limits.learn(error.limit, reserved, length + room)
@@ -238,7 +238,7 @@ class EngineClient:
         return ""
 
     def probe(self) -> str:
-        """Ask the engine for one token. Returns why there was none, or "". Raises OtherServer.
+        """Asks the engine for one token. Returns why there was none, or "". Raises OtherServer.
 
         Without a `proof` it is not asked, because ids of another model would kill it.
         """
@@ -267,7 +267,7 @@ class EngineClient:
             return sum(pool.map(self.server.abort, running))
 
     def cut(self, key: str | None = None, *, hung: bool = False) -> int:
-        """End this process's wait for that job's response (None: for all). Returns how many waits
+        """Ends this process's wait for that job's response (None: for all). Returns how many waits
         were ended.
 
         The tokens so far are lost; `generate` calls `check` and, unless that raises, sends the
@@ -280,7 +280,7 @@ class EngineClient:
         return self._in_flight.longest_wait_s()
 
     def give_up(self) -> None:
-        """Give up an engine that hangs: end all waits, and trust it again once it has passed its
+        """Gives up an engine that hangs: ends all waits, and trusts it again once it has passed its
         health check.
         """
         self._hung = True
@@ -295,7 +295,7 @@ class EngineClient:
         self._http.close_idle()
 
     def close(self) -> None:
-        """Close all connections."""
+        """Closes all connections."""
         self._http.close()
 
     def _written(self, request: SampleRequest) -> Prompt:
@@ -321,7 +321,7 @@ class EngineClient:
         adapter: Adapter | None,
         probes: bool,
     ) -> Generated:
-        """Send one request for at most `room` tokens.
+        """Sends one request for at most `room` tokens.
 
         `probes`: it only shows which weights sample, or that a router answers.
         """
@@ -352,7 +352,7 @@ class EngineClient:
             self._forget()
 
     def _check(self, call: Call) -> None:
-        """Check that the call may go on here. Raises EngineLeft if it should not."""
+        """Checks that the call may go on here. Raises EngineLeft if it should not."""
         call.check()
         if call.has_better(call, self.url):
             raise EngineLeft
@@ -371,7 +371,7 @@ class EngineClient:
             wait(backoff(call.unavailable, *BACKOFF_S), call.check)
 
     def _failed(self, error: RequestFailed, call: Call) -> None:
-        """Wait until the engine is ready, and note whether it had died. Raises EngineFailure after
+        """Waits until the engine is ready, and notes a death. Raises EngineFailure after
         too many failures.
         """
         lost = isinstance(error, ConnectionLost)
@@ -390,8 +390,8 @@ class EngineClient:
         log.info("%s: %s; sending it again", call.key, error)
 
     def _wait_until_ready(self, pause_s: float, call: Call) -> bool:
-        """Pause after a failure, and go on waiting until the engine is ready, or away and another
-        one is better.
+        """Pauses after a failure, and goes on waiting until the engine is ready, or away and
+        another one is better.
 
         True if it was not ready at first.
         """

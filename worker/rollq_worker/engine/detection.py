@@ -39,5 +39,5 @@ class FoundServer:
         return VllmServer(self._http) if is_vllm else SGLangServer(self._http)
 
     def forget(self) -> None:
-        """Another server may be there now."""
+        """Forgets the server: another one may be there now."""
         self._server = None

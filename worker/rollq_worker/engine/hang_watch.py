@@ -57,7 +57,7 @@ class HangWatch:
                 log.exception("looking at the engine at %s failed; trying again", self._engine.name)
 
     def check(self) -> None:
-        """Ask the engine if a request is slow. Give the engine up when it has failed to answer
+        """Asks the engine if a request is slow. Gives the engine up when it has failed to answer
         several times.
         """
         if not self._engine.available:

@@ -1,8 +1,8 @@
 """Facts about an engine: the length of its prompts, the parameters and token ids that it takes, and
 its tokenizer.
 
-The invariant: a fact that the engine does not report is no limit, because a server refuses too long
-a prompt by itself and names the limit. It knows nothing of jobs.
+The invariant: a fact that the engine does not report is not a limit, because a server refuses too
+long a prompt by itself and names the limit. It knows nothing of jobs.
 """
 
 import logging
@@ -20,7 +20,7 @@ UNLIMITED = 2**30
 """The limit, in tokens, of an engine that reports none."""
 ANY_ID = 1 << 32
 PADDING = 2048
-"""More padding ids than any model adds to its tokenizer's. Higher ids are garbage."""
+"""Bound of the padding ids that a model adds to its tokenizer's. Higher ids are garbage."""
 DROPPED = ("logit_bias", "stop_regex")
 """Sampling parameters that routers drop in silence (sglang-router 0.3.2, smg 1.13.0)."""
 RETRY_S = 5.0
@@ -115,7 +115,7 @@ class EngineLimits:
             self._ask_at = 0.0
 
     def learn(self, limit: int, reserved: int, requested: int) -> None:
-        """Take over the limit that a refusal of `requested` tokens named, less the tokens that the
+        """Takes over the limit that a refusal of `requested` tokens named, less the tokens that the
         engine reserves.
 
         Limits that the engine reported stay, because one odd refusal must not shorten every
@@ -152,7 +152,7 @@ class Vocabulary:
         self._lock = threading.Lock()
 
     def admit(self, ids: Sequence[int]) -> None:
-        """Note that the model sampled these ids, so it has them and all below them."""
+        """Notes that the model sampled these ids, so it has them and all below them."""
         highest = max(ids, default=0)
         if highest >= self.end:
             highest = max((id for id in ids if id < self.end), default=0)

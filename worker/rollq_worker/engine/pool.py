@@ -36,7 +36,7 @@ class Usage(NamedTuple):
     episodes: int
     """Episodes of this process that play there."""
     load: EngineLoad | None
-    """Its last report of its load; None when it has no episodes, or does not report."""
+    """Last report of its load; None when it has no episodes, or does not report."""
 
 
 class EnginePool:
@@ -61,7 +61,7 @@ class EnginePool:
         self._engines: tuple[EngineClient, ...] = ()
         self._retired: tuple[EngineClient, ...] = ()
         self._watches: dict[EngineClient, HangWatch] = {}
-        """Also of engines that were removed, until they have answered."""
+        """Watches of the engines, also of removed ones until they have answered."""
         self._watching = False
         self._placement = EnginePlacement()
         self._loads = LoadWatch(lambda: self._engines, self._placement)
@@ -144,7 +144,7 @@ class EnginePool:
         self._forget_retired(gone)
 
     def _forget_retired(self, gone: Sequence[EngineClient]) -> None:
-        """Close the retired engines that have answered, and keep the others."""
+        """Closes the retired engines that have answered, and keeps the others."""
         retired = (*self._retired, *gone)
         self._retired = tuple(engine for engine in retired if engine.longest_wait_s())
         for engine in retired:
@@ -152,13 +152,13 @@ class EnginePool:
                 self._forget(engine)
 
     def ask(self) -> None:
-        """Ask every engine now whether it takes requests."""
+        """Asks every engine now whether it takes requests."""
         with ThreadPoolExecutor(max(1, len(self._engines))) as pool:
             # at once, because one that hangs answers late
             list(pool.map(EngineClient.ready, self._engines))
 
     def watch(self) -> None:
-        """Look for engines that hang, and ask those that are away, in a thread for each, until
+        """Looks for engines that hang, and asks those that are away, in a thread for each, until
         `close`. One more thread asks how busy they are.
         """
         self._watching = True
@@ -167,7 +167,7 @@ class EnginePool:
         self._loads.start()
 
     def admit(self, ids: Sequence[int]) -> None:
-        """Note that the model sampled these ids before (a resumed journal)."""
+        """Notes that the model sampled these ids before (a resumed journal)."""
         self._shared.vocabulary.admit(ids)
 
     def room(self, prompt: int) -> int:
@@ -177,7 +177,7 @@ class EnginePool:
         return min(rooms, default=UNLIMITED)
 
     def generate(self, request: SampleRequest) -> Generated:
-        """Sample a continuation on the engine of the episode; see `protocols.Engine`.
+        """Samples a continuation on the engine of the episode; see `protocols.Engine`.
 
         That is the engine of its group, unless that has too many episodes. When it goes away the
         request goes on elsewhere, and the episode stays there. So the rest of an aborted turn goes
@@ -201,7 +201,7 @@ class EnginePool:
                 log.info("%s leaves the engine at %s", request.key, engine.name)
 
     def end(self, key: str) -> None:
-        """End a job's episode in this process. A later attempt of the same job that has begun here
+        """Ends a job's episode in this process. A later attempt of the same job that has begun here
         already enters again before its next turn.
         """
         self._placement.leave(key)
@@ -214,13 +214,13 @@ class EnginePool:
             return sum(pool.map(EngineClient.abort_running, engines))
 
     def cut(self, key: str | None = None) -> int:
-        """End this process's wait for that job's response (None: for all). Returns how many waits
+        """Ends this process's wait for that job's response (None: for all). Returns how many waits
         were ended.
         """
         return sum(engine.cut(key) for engine in (*self._engines, *self._retired))
 
     def close(self) -> None:
-        """Close all connections."""
+        """Closes all connections."""
         self._loads.stop()
         for watch in self._watches.values():
             watch.stop()

@@ -17,7 +17,7 @@ class Replies:
     by_finish: Counter[str]
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of the prompt tokens, those that were in a prefix cache."""
+    """Prompt tokens that were in a prefix cache."""
     sampled_tokens: int = 0
 
 
@@ -33,7 +33,7 @@ class Traffic:
         self._lock = threading.Lock()
 
     def begin(self, key: str) -> None:
-        """Count that job as waiting for a reply, until `end`."""
+        """Counts that job as waiting for a reply, until `end`."""
         with self._lock:
             self.asking[key] += 1
 

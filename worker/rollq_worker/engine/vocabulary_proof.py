@@ -2,8 +2,8 @@
 and there.
 
 With another vocabulary, or with two ids exchanged, the policy would seem to write nonsense. Another
-split of a text by the engine's tokenizer is no difference, as long as its ids spell the same text
-here. It knows neither engines nor HTTP.
+split of a text by the engine's tokenizer is not a difference, as long as its ids spell the same
+text here. It knows neither engines nor HTTP.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Protocol
 
 TEST_TEXT = "Order #W123: 你好, naïve café — 1034.99\n\n\tdone 🙂"
-"""Its ids differ between most vocabularies."""
+"""A text whose ids differ between most vocabularies."""
 TOKENS_A_TEXT = 1000
 """Tokens of a text; SGLang answers nothing else while it encodes one (about 5 ms)."""
 

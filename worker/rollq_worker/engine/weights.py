@@ -109,7 +109,7 @@ class WeightWaits:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._clocks: dict[str, OutageClock] = {}
-        """Of the runs that ever waited."""
+        """Clocks of the runs that ever waited."""
 
     @contextmanager
     def of(self, run: str) -> Iterator[None]:

@@ -272,7 +272,7 @@ def _parquet(path: Path) -> Iterator[bytes]:
 
 def _without_nulls(value: Any) -> Any:
     """A value without the keys that only other rows of its column have. Parquet holds null there,
-    which is no argument of a call.
+    which is not an argument of a call.
     """
     if isinstance(value, dict):
         return {key: _without_nulls(part) for key, part in value.items() if part is not None}
@@ -291,7 +291,7 @@ def _lines(path: Path) -> Iterator[bytes]:
                     raise ValueError("not an object")
             except (ValueError, RecursionError) as e:
                 raise JobFailure(
-                    f"{path}:{n} is no line of JSON with the fields of a row: {e}"
+                    f"{path}:{n} is not a line of JSON with the fields of a row: {e}"
                 ) from e
             yield line.strip()
 

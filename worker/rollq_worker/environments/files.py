@@ -24,7 +24,7 @@ FILES = NamedFiles(
 
 
 def add_file(env: str) -> str:
-    """Have this process and its children know the file. Returns the environment's name. Raises
+    """Has this process and its children know the file. Returns the environment's name. Raises
     JobFailure.
     """
     kind, _, folder = env.partition(":")

@@ -57,7 +57,7 @@ CUT_BEHIND = re.compile(r"\s*\^|\*\*\d|[\u00b2\u00b3\u00b9\u2070-\u2079\u00bc-\u
 POWER_OF_TEN = re.compile(
     r"(?<=\d)\s*(?:\u00d7|\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{([-+]?\d{1,4})\}|([-+]?\d{1,4}))"
 )
-"""As in `1.5 \\times 10^{3}`."""
+"""A power of ten, as in `1.5 \\times 10^{3}`."""
 GROUPING = {"{,}": ",", "\\,": "\u2009", "\\!": ""}
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[\w\\+-][^\s$]*))")
 r"""`\boxed{7}`, and what is written for it: `\boxed 7`, up to white space or `$`."""
@@ -73,7 +73,7 @@ LEFT_OUT = (
 """Marks that change the look of an answer and not its value."""
 FRACTION = re.compile(r"\\[dt]frac")
 WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}|(?<=\d)\s+[A-Za-z]\s*\Z")
-"""Two letters or more that are no command, and the unit of `5 m`."""
+"""Two letters or more that are not a command, and the unit of `5 m`."""
 MATH = MathProcesses()
 atexit.register(MATH.close)
 
@@ -118,17 +118,17 @@ def math(answer: str, truth: str) -> bool:
         formula = in_a_box(box)
         if not _may_be_equal(box, truth if boxed_truth is None else boxed_truth):
             return False
-    try:  # a truth that cannot be compared with 0 is no truth
+    try:  # a truth that cannot be compared with 0 is not a truth
         same = MATH.same(formula or "0", truth if "$" in truth else in_a_box(truth))
     except ValueError as e:
         if formula:
             return False
         raise JobFailure(
-            f"the row's answer is no formula to compare with: {e}: {truth!r:.100}"
+            f"the row's answer is not a formula to compare with: {e}: {truth!r:.100}"
         ) from e
     if same is None:
         raise JobFailure(
-            f"the row's answer is no formula that math-verify can read: {truth!r:.100}"
+            f"the row's answer is not a formula that math-verify can read: {truth!r:.100}"
         )
     return same and bool(formula)
 

@@ -36,7 +36,7 @@ class MathProcesses:
         """Processes without an open question. One whose reply was not read never comes back."""
 
     def same(self, answer: str, truth: str) -> bool | None:
-        """True if the answer has the truth's value; None if the truth is no formula.
+        """True if the answer has the truth's value; None if the truth is not a formula.
 
         Raises ValueError if this takes too much time or memory, or math-verify fails. Raises
         RuntimeError if the process ended for another reason.
@@ -49,7 +49,7 @@ class MathProcesses:
         return None if result is None else bool(result)
 
     def close(self) -> None:
-        """End the idle processes. The others end when nobody reads their replies."""
+        """Ends the idle processes. The others end when nobody reads their replies."""
         while self._idle:
             _kill(self._idle.pop())
 

@@ -82,7 +82,7 @@ def _checked_info(grade: Grade) -> dict[str, Json]:
         try:
             json.dumps({key: value}, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as e:
-            raise TypeError(f"Grade.info[{key!r}] is no JSON: {e}") from e
+            raise TypeError(f"Grade.info[{key!r}] is not JSON: {e}") from e
     return info
 
 

@@ -57,9 +57,7 @@ class EpisodeImages:
         return added
 
     def show(self, messages: Sequence[Message]) -> None:
-        """From now on requests have the images of these messages, which were shown before, and no
-        others.
-        """
+        """Gives requests the images of these messages, which were shown before, and no others."""
         shown = references(messages)
         self._shown = [self._files[reference.sha256] for reference in shown]
         self._tokens = sum(

@@ -54,7 +54,7 @@ def play(
     reward: RewardFunction | None = None,
     context: Context | None = None,
 ) -> Trajectory:
-    """Play `job` to its end and return the graded trajectory, whose last event is `Closed`.
+    """Plays `job` to its end and returns the graded trajectory, whose last event is `Closed`.
 
     By then `journal` has every event but that last one, with which the caller ends the job in one
     atomic step. `recorded` are the events of an earlier attempt's journal. They are replayed
@@ -151,8 +151,8 @@ class _Episode:
         self.record(prompt)
 
     def turn(self, turn: int) -> Stop | None:
-        """Sample one turn, act on it, observe. Returns why the episode ends, or None when it goes
-        on.
+        """Samples one turn, acts on it, observes. Returns why the episode ends, or None when it
+        goes on.
         """
         self.sampled, complete = self.sample(turn)
         sampled = self.sampled
@@ -184,8 +184,8 @@ class _Episode:
         return self.act(turn, read, decision, at)
 
     def sample(self, turn: int) -> tuple[array[int], bool]:
-        """Sample the turn, and go on when its generation is interrupted. Returns the ids, and
-        whether the turn is complete.
+        """Samples the turn, and goes on when its generation is interrupted. Returns the ids, and
+        True if the turn is complete.
         """
         sampled = array("I")
         while True:
@@ -220,7 +220,7 @@ class _Episode:
         decision: Decision,
         at: float,
     ) -> Stop | None:
-        """Carry out the actions, one after the other, until the environment ends the episode."""
+        """Carries out the actions, one after the other, until the environment ends the episode."""
         results: list[ActionResult] = []
         stop: Stop | None = None
         text_actions = self.agent.text_actions
@@ -253,7 +253,7 @@ class _Episode:
         return self.observe(turn, read, [], [], at, stop=None)
 
     def refuse(self, turn: int, read: ReadTurn, at: float) -> Stop | None:
-        """Tell the policy the errors of a turn that cannot be acted on, up to MAX_MALFORMED times
+        """Tells the policy the errors of a turn that cannot be acted on, up to MAX_MALFORMED times
         in a row.
         """
         self.malformed += 1
@@ -280,8 +280,8 @@ class _Episode:
         at: float,
         stop: Stop | None,
     ) -> Stop | None:
-        """Record the results of the turn, and the prompt of the next turn, if there is one. Returns
-        the stop.
+        """Records the results of the turn, and the prompt of the next turn, if there is one.
+        Returns the stop.
         """
         seconds = time.time() - at
         calls = [(result.id, result.action) for result in results if result.id]
@@ -328,7 +328,7 @@ class _Episode:
         return close(self.environment, stop, unfinished=unfinished)
 
     def record(self, event: Event, replayed: bool = False) -> None:
-        """Check an event and journal it, unless the journal has it already."""
+        """Checks an event and journals it, unless the journal has it already."""
         self.checks.check_event(event)
         recorded = event if replayed else self.recording.match(event)
         if recorded is None:

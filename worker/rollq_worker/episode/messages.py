@@ -32,7 +32,7 @@ class _Schemas(NamedTuple):
 
 
 _schemas: dict[bytes, _Schemas] = {}
-"""By the schemas of an environment."""
+"""Checked schemas by those of an environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class CallIds:
     """Ids for the calls of one episode: the model's own, or ones that count over all turns."""
 
     def __init__(self, words: str | None = None) -> None:
-        """`words`: the name of an action that is no call."""
+        """`words`: the name of an action that is not a call."""
         self._words = words
         self._count = 0
 

@@ -51,7 +51,7 @@ class Sampler:
         read: int,
         images: PromptImages | None = None,
     ) -> Sampled | None:
-        """Sample the rest of a turn that has `sampled` tokens so far; None when it has no room
+        """Samples the rest of a turn that has `sampled` tokens so far; None when it has no room
         left.
 
         The engine has read the first `read` of the `ids`, so their routed experts are recorded.

@@ -37,13 +37,13 @@ class Calls(StrEnum):
     """Treatment of several tool calls in one turn."""
 
     FIRST = "first"
-    """Carry out the first, as tau-bench's agent does. The others stay in the tokens and are
+    """Carries out the first, as tau-bench's agent does. The others stay in the tokens and are
     counted.
     """
     ALL = "all"
-    """Carry them out one after the other, until the episode ends."""
+    """Carries them out one after the other, until the episode ends."""
     REFUSE = "refuse"
-    """Carry out none: the turn counts as malformed."""
+    """Carries out none: the turn counts as malformed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import rollq
 import rollq_worker
 
 OURS = tuple(str(Path(package.__path__[0])) for package in (rollq, rollq_worker))
-"""Where the lines of a traceback are not the author's, beside the standard library."""
+"""Folders whose lines in a traceback are not the author's, beside the standard library."""
 
 
 def line_of(error: BaseException) -> str:

@@ -127,7 +127,7 @@ class NamedFiles:
         return NamedFile(path, part or default, f"{title}@{digest}")
 
     def add(self, text: str) -> str:
-        """Give the file to this process and its children. Returns its name. Raises JobFailure."""
+        """Gives the file to this process and its children. Returns its name. Raises JobFailure."""
         file = self.file(text)
         listed = self._listed()
         if file.written not in listed:
@@ -178,7 +178,7 @@ def _digest(path: Path) -> str:
 
 
 def _digest_of_folder(path: Path) -> str:
-    """Of the names and contents of its files, but for those of git."""
+    """SHA-256 of the names and contents of its files, but for those of git."""
     digest = hashlib.sha256()
     os.listdir(path)  # raises what glob passes over
     for below in sorted(path.rglob("*")):

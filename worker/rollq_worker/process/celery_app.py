@@ -124,7 +124,9 @@ class Request(request.Request):  # type: ignore[misc]
     """The event for the job's end, and its fields."""
 
     def send_event(self, type: str, **fields: object) -> None:
-        """For Celery, a task begins with its message and succeeds whatever its job's outcome."""
+        """Sends the outcome: for Celery, a task begins with its message and succeeds whatever its
+        job's outcome.
+        """
         if type == SUCCEEDED:
             type, fields = self.outcome
         elif type == STARTED and not fields:
@@ -214,7 +216,7 @@ def make_app(settings: Settings, runner: JobRunner) -> celery.Celery:
         # None when another message with the same id has just ended
         running = state.requests.get(task.request.id)
         events = TaskEvents(running.send_event if running else _nothing)
-        # run() ignores texts that are no job id
+        # run() ignores texts that are not job ids
         outcome = events.ended(runner.run(str(job_id), events.began))
         if running:
             running.outcome = outcome
@@ -238,7 +240,7 @@ def bare_app(settings: Settings) -> celery.Celery:
 
 
 def check_broker(app: celery.Celery) -> None:
-    """Check that the broker can be used now. Later a worker waits for it. Raises SettingsError,
+    """Checks that the broker can be used now. Later a worker waits for it. Raises SettingsError,
     RollqError.
     """
     url = mask_url(app.conf.broker_url)
@@ -356,7 +358,7 @@ class _Cleaned(logging.Formatter):
 
 
 def stop_consuming() -> None:
-    """Ask Celery's consumer to stop at its next tick. Jobs that run in the pool end by
+    """Asks Celery's consumer to stop at its next tick. Jobs that run in the pool end by
     themselves.
     """
     state.should_stop = os.EX_OK

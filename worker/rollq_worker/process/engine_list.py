@@ -1,7 +1,7 @@
 """The addresses of a worker's engines. Those in a file or in Redis may change while it runs.
 
-The invariant: a list that cannot be read, or has an entry that is no address, changes nothing. It
-knows nothing of engines.
+The invariant: a list that cannot be read, or has an entry that is not an address, changes nothing.
+It knows nothing of engines.
 """
 
 import logging

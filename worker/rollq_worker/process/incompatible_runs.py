@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 SKIP_S = 60.0
 """Seconds for which nothing is claimed of a run after one of its jobs could not be played."""
 AWAY_SKIP_S = 10.0
-"""The same where only a service is away."""
+"""Such seconds for a run of which only a service is away."""
 REPORTS = 2
 """Times these seconds a run is reported. The next try comes before they are over."""
 
@@ -25,12 +25,12 @@ class IncompatibleRuns:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._recorded: dict[str, tuple[float, float, str]] = {}
-        """When a job of each run was met last (monotonic time), the seconds for which the run is
-        skipped, and why it cannot be played.
+        """Monotonic time at which a job of each run was met last, the seconds for which the run is
+        skipped, and the reason why it cannot be played.
         """
 
     def record(self, run: str, reason: str, skip_s: float = SKIP_S) -> None:
-        """Record a job that cannot be played. Logged once for each run."""
+        """Records a job that cannot be played. Logged once for each run."""
         with self._lock:
             is_new = run not in self.reasons()
             self._recorded[run] = (time.monotonic(), skip_s, reason)

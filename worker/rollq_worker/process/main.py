@@ -43,7 +43,7 @@ class Forked(NamedTuple):
     """One of several processes, whose parent has checked everything."""
 
     number: int
-    """From 0 on. One that follows another has its number."""
+    """Number of the process, from 0 on. One that follows another has its number."""
     settings: Settings
     tokenizer: Tokenizer
 
@@ -78,7 +78,7 @@ def main(
     on_runner: Callable[[JobRunner], object] = lambda runner: None,
     tokenizer: Tokenizer | None = None,
 ) -> int:
-    """Run a worker in the foreground until a signal stops it. Returns the exit code. `on_runner`
+    """Runs a worker in the foreground until a signal stops it. Returns the exit code. `on_runner`
     gets the runner of its jobs, before there are any. `tokenizer`: of a parent, which has checked
     everything.
 
@@ -148,7 +148,7 @@ def main(
 
 
 def check(settings: Settings, tokenizer: Tokenizer) -> None:
-    """Check what a worker needs. Raises as `main` does."""
+    """Checks what a worker needs. Raises as `main` does."""
     with connect(settings.redis_url) as connection:
         checked_engines(settings, connection, tokenizer, engine_lists(settings, connection))
 
@@ -182,7 +182,7 @@ def make_engines(tokenizer: Tokenizer, lists: Mapping[str, EngineList]) -> Mappi
 
 
 def end_engine_waits(pools: Sequence[EnginePool]) -> None:
-    """End the episodes' waits for engines. They get their partial tokens where the engine returns
+    """Ends the episodes' waits for engines. They get their partial tokens where the engine returns
     them.
     """
     until = time.monotonic() + 1.5
@@ -194,7 +194,7 @@ def end_engine_waits(pools: Sequence[EnginePool]) -> None:
 
 
 def release(runner: JobRunner, reaper: Reaper) -> None:
-    """Release the jobs that are still held and send them again, so that other workers go on with
+    """Releases the jobs that are still held and sends them again, so that other workers go on with
     them at once. Then this worker is gone for the others.
     """
     released = runner.leases.release_all()

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 
 def use_one_arena() -> None:
-    """Let all threads that start from now on allocate from one heap.
+    """Lets all threads that start from now on allocate from one heap.
 
     By default glibc gives threads up to eight heaps a core, and memory that is free in one serves
     no other. Threads hardly contend for the one, because the interpreter's lock lets one of them
@@ -22,7 +22,7 @@ def use_one_arena() -> None:
 
 
 def freeze_loaded_objects(collect: bool = True) -> None:
-    """Let the collector pass over everything that is loaded, and give freed memory back.
+    """Lets the collector pass over everything that is loaded, and gives freed memory back.
 
     `collect`: free cycles first. That stops all threads for a moment, so it is for a process that
     plays nothing yet.

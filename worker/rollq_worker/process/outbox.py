@@ -48,8 +48,8 @@ class Outbox:
         queues: Collection[str],
         until: float,
     ) -> int:
-        """Send until that time (`time.monotonic`) and confirm the jobs that the broker took; then
-        count the messages of these queues.
+        """Sends until that time (`time.monotonic`) and confirms the jobs that the broker took; then
+        counts the messages of these queues.
 
         Returns the number of jobs that were sent: 0 when the broker is busy for longer.
         """

@@ -38,7 +38,7 @@ class _Place:
         self.pid = 0
         """0 while none runs."""
         self.due = 0.0
-        """When the next one starts (`time.monotonic`)."""
+        """Monotonic time at which the next one starts."""
         self._pause_s = 0.5
         self._started = 0.0
 
@@ -72,7 +72,7 @@ class Parent:
         self._reader, self._writer = os.pipe()
 
     def check(self, check: Callable[[], object]) -> None:
-        """Make the checks in a process that ends with them, because they start threads. It raises
+        """Makes the checks in a process that ends with them, because they start threads. It raises
         what they raise, or SystemExit. This one raises SystemExit with its exit code if that is
         not 0.
         """
@@ -132,7 +132,7 @@ class Parent:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def _hear(self) -> None:
-        """Wait a second, or until there is a signal."""
+        """Waits a second, or until there is a signal."""
         select.select([self._reader], [], [], 1.0)
         with suppress(BlockingIOError):
             for number in os.read(self._reader, 100):
@@ -184,7 +184,7 @@ class Parent:
             os.utime(self._alive_file, (oldest, oldest))
 
     def _forget_life(self) -> None:
-        """An earlier worker's children are no sign that these are dead."""
+        """Forgets an earlier worker's children, which are not a sign that these are dead."""
         if self._alive_file is not None:
             for file in self._own_files(self._alive_file):
                 file.unlink(missing_ok=True)

@@ -101,7 +101,7 @@ class Reaper:
         self._stop.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the running tick has ended."""
+        """Waits until the running tick has ended."""
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
@@ -138,7 +138,7 @@ class Reaper:
             self.tick()
 
     def _keep_role(self) -> float:
-        """Take or renew the role. Returns 0.0, or the seconds until another worker's role ends."""
+        """Takes or renews the role. Returns 0.0, or the seconds until that of another ends."""
         self._role_taken = time.monotonic()
         return self._role.take()
 
@@ -279,7 +279,7 @@ class Reaper:
         return sum(self._outbox.waiting.values()) <= MOST_MESSAGES + 2 * self._queued
 
     def _warn(self, what: str, error: Exception | None = None) -> None:
-        """Log it, but not at every tick: it lasts until a person does something about it."""
+        """Logs it, but not at every tick: it lasts until a person does something about it."""
         about = f"{what}: {type(error).__name__}" if error else what
         now = time.monotonic()
         if now - self._warned.get(about, float("-inf")) >= WARN_EVERY_S:

@@ -46,7 +46,7 @@ class Shutdown:
         self._release: Callable[[], None]
 
     def install(self) -> None:
-        """Handle signals from now on. Before `ready` no jobs are held, and a signal ends the
+        """Handles signals from now on. Before `ready` no jobs are held, and a signal ends the
         process at once.
         """
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -61,15 +61,15 @@ class Shutdown:
         end_engine_waits: Callable[[], None],
         release: Callable[[], None],
     ) -> None:
-        """There may be jobs from now on. The arguments are the calls, in this order, that stop
-        them.
+        """Tells that there may be jobs from now on. The arguments are the calls, in this order,
+        that stop them.
         """
         self._end_engine_waits = end_engine_waits
         self._release = release
         self._stop_consuming = stop_consuming
 
     def request(self, exit_code: int) -> None:
-        """Stop without a signal."""
+        """Stops without a signal."""
         self.exit_code = exit_code
         os.write(self._writer, bytes([REQUESTED]))
 
@@ -113,7 +113,7 @@ class Shutdown:
 
 
 def end_when_frozen() -> None:
-    """From now on, end the process with exit code 1 when no Python thread has run for
+    """From now on, ends the process with exit code 1 when no Python thread has run for
     FREEZE_LIMIT_S.
 
     One operation of foreign code (`9**9**9` is one) may hold the interpreter's lock for hours.

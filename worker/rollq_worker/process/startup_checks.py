@@ -34,7 +34,7 @@ UNKNOWN_RUN = "rollq-start"
 
 
 def check(settings: Settings, connection: Any) -> None:
-    """Check everything. Raises SettingsError or RollqError; logs a warning for settings that work
+    """Checks everything. Raises SettingsError or RollqError; logs a warning for settings that work
     but are unwise.
     """
     _check_isolated(settings.isolate)
@@ -108,7 +108,7 @@ class EngineState(NamedTuple):
 
 
 def check_engine(engine: EngineClient, tokenizer: str, model: str = "") -> EngineState:
-    """Ask an engine of the policy, or of that other `model`, for a token with its logprob. A
+    """Asks an engine of the policy, or of that other `model`, for a token with its logprob. A
     worker that starts does, and `rollq doctor`.
 
     Raises SettingsError when it has other token ids, or is neither SGLang nor vLLM.

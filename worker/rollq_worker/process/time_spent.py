@@ -51,7 +51,7 @@ class TimeSpent:
         self.seconds: defaultdict[str, dict[str, float]] = defaultdict(
             lambda: dict.fromkeys(WAITS, 0.0)
         )
-        """By run."""
+        """Seconds by run and by the thing that is waited for."""
         self._unreported: set[str] = set()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="rollq-time-spent", daemon=True)
@@ -60,13 +60,13 @@ class TimeSpent:
         self._thread.start()
 
     def stop(self) -> None:
-        """Report a last time."""
+        """Reports a last time."""
         self._end.set()
         if self._thread.is_alive():
             self._thread.join(1.0)  # Redis may be away
 
     def count(self, passed_s: float, late_s: float) -> None:
-        """Count the `passed_s` seconds since the last look, which came `late_s` seconds
+        """Counts the `passed_s` seconds since the last look, which came `late_s` seconds
         too late.
         """
         held = self._held()
@@ -92,7 +92,7 @@ class TimeSpent:
             self.seconds[run]["interpreter"] += attempts * interpreter_s
 
     def report(self) -> None:
-        """Tell the ledger of each run. A report has all since the start, so one that failed costs
+        """Tells the ledger of each run. A report has all since the start, so one that failed costs
         nothing.
         """
         for run in sorted(self._unreported):

@@ -57,7 +57,8 @@ UNFINISHED = {
 _OF_THE_VALUE = re.compile(
     r"context|too (?:large|long|high)|exceed|at (?:most|least)|(?:greater|less) than|between", re.I
 )
-"""In a refusal of this value, or beside this conversation: the parameter itself is known."""
+"""Words in a refusal of a value, or of one beside this conversation: the parameter itself is known.
+"""
 _TAGS = (
     "think|thinking|thought|reasoning"
     r"|seed:think|mm:think|think:opensource|longcat_think|ifm\|think"
@@ -71,7 +72,7 @@ _THOUGHT = re.compile(
 )
 """Reasoning, also in the channel of harmony, and harmony's end of a reply."""
 _END_OF_THOUGHT = re.compile(rf"</(?:{_TAGS})>|\[/THINK\]|<\|channel\|>final<\|message\|>")
-"""Some templates open the thought in the prompt, so that only its end is in the reply."""
+"""End of a thought. Some templates open it in the prompt, so that only its end is in the reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +189,7 @@ class ChatModel:
             wait(pause_s, self._check)
 
     def _was_away(self, failed: "_Retry") -> bool:
-        """Wait until the endpoint answers anything, and for as long as it asks for. False when it
+        """Waits until the endpoint answers anything, and for as long as it asks for. False when it
         answers at once: then the request is to blame.
         """
         attempt = 0
@@ -294,7 +295,7 @@ class ChatModel:
 
 
 class KeyUnreadable(Exception):
-    """There is no key in the file that should hold it."""
+    """A file that should hold a key holds none."""
 
 
 def key_of(endpoint: Endpoint) -> str | None:

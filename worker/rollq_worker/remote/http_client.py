@@ -25,7 +25,7 @@ class NoResponse(Exception):
 
 
 class ConnectFailed(NoResponse):
-    """There was no connection, so nothing was sent."""
+    """No connection was made, so nothing was sent."""
 
 
 class ResponseTimeout(NoResponse):

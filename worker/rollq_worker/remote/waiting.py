@@ -16,7 +16,7 @@ def backoff(tries: int, first_s: float, longest_s: float) -> float:
 
 
 def wait(seconds: float, check: Callable[[], None]) -> None:
-    """Sleep that long. `check` is called meanwhile, and raises to end the sleep."""
+    """Sleeps that long. `check` is called meanwhile, and raises to end the sleep."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         check()

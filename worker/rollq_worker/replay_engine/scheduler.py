@@ -53,21 +53,21 @@ class Generation:
             self.since = None
 
     async def wait(self, seconds: float | None) -> None:
-        """Wait until the scheduler wakes it, at most that long."""
+        """Waits until the scheduler wakes it, at most that long."""
         self.wake.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.wake.wait()
 
     def close_span(self, version: str) -> None:
-        """Record that the tokens released since the last span belong to `version`."""
+        """Records that the tokens released since the last span belong to `version`."""
         reached = self.spans[-1][2] if self.spans else 0
         count = self.released()
         if count > reached:
             self.spans.append((version, reached, count))
 
     def abort_after(self, count: int) -> None:
-        """Turn a whole generation into one that was aborted after `count` tokens."""
+        """Turns a whole generation into one that was aborted after `count` tokens."""
         self.aborted = True
         self.total = count
         spans = [span for span in self.spans if span[1] < count]
@@ -102,7 +102,7 @@ class Scheduler:
         return self.paused or not self._accepted
 
     async def run(self, generation: Generation) -> None:
-        """Run the generation to its end or its abort. Raises HttpError for a duplicate request id
+        """Runs the generation to its end or its abort. Raises HttpError for a duplicate request id
         and a full queue.
         """
         if generation.rid in self._rids:
@@ -199,7 +199,7 @@ class Scheduler:
         self.version = version
 
     async def load_weights(self, version: str | None) -> None:
-        """Load new weights: at once during a pause, else when all accepted requests have finished.
+        """Loads new weights: at once during a pause, else when all accepted requests have finished.
         None keeps the version's name.
         """
         if not self.paused:

@@ -51,7 +51,7 @@ class ReplayServer:
         self.model_path = self.first_model_path
         """Path of the present weights."""
         self.weight_version = options.weight_version
-        """As /model_info names it."""
+        """Version of the weights, as /model_info names it."""
         self.unhealthy = False
         """True if the last health check failed."""
 
@@ -287,7 +287,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def run(server: ReplayServer, until: asyncio.Event, ready: Callable[[str], None]) -> None:
-    """Serve until `until` is set. `ready` gets the address. Raises SettingsError when the port is
+    """Serves until `until` is set. `ready` gets the address. Raises SettingsError when the port is
     taken.
     """
     host = server.options.host
@@ -308,7 +308,7 @@ async def run(server: ReplayServer, until: asyncio.Event, ready: Callable[[str],
 
 
 def serve(**options: Any) -> None:
-    """Serve in the foreground until SIGTERM or SIGINT. The keywords are those of `ReplayOptions`.
+    """Serves in the foreground until SIGTERM or SIGINT. The keywords are those of `ReplayOptions`.
 
     One line on stdout reports when it is ready, and where.
     """
@@ -316,7 +316,7 @@ def serve(**options: Any) -> None:
 
 
 def serve_until_signalled(server: ReplayServer) -> None:
-    """Serve in the foreground until SIGTERM or SIGINT."""
+    """Serves in the foreground until SIGTERM or SIGINT."""
 
     async def until_signalled() -> None:
         stopped = asyncio.Event()

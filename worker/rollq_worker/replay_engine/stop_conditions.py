@@ -55,7 +55,7 @@ def cut_at_stop_token(
 def cut_at_stop_string(
     completion: Completion, request: GenerateRequest, tokenizer: Tokenizer
 ) -> Completion:
-    """End the completion with the token that completes the first stop string."""
+    """Ends the completion with the token that completes the first stop string."""
     stops = request.stops
     text = tokenizer.decode(completion.ids) if stops else ""
     if not any(stop in text for stop in stops):

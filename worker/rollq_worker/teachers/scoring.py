@@ -92,7 +92,7 @@ class _Asked:
         self._top_logprobs = array("f")
 
     def score(self, traces: Sequence[tuple[Prompt, list[Sampled | Observed]]]) -> str:
-        """Score all traces under one version of the weights, and return it."""
+        """Scores all traces under one version of the weights, and returns it."""
         while True:
             for values in (self._logprobs, self._top_ids, self._top_logprobs):
                 del values[:]
@@ -111,7 +111,7 @@ class _Asked:
             yield top_logprobs_of(self._name), _extra("float32", self._top_logprobs, count, top_k)
 
     def _score(self, prompt: Prompt, response: list[Sampled | Observed]) -> str:
-        """Score one trace. Returns the version of the weights."""
+        """Scores one trace. Returns the version of the weights."""
         if any(references(prompt.messages)) or any(
             references(event.replies) for event in response if isinstance(event, Observed)
         ):

@@ -20,7 +20,7 @@ def whole_characters(text: str) -> str:
 
 
 def whole_json(value: Json) -> Json:
-    """The same for all texts of a JSON value, its keys too."""
+    """A JSON value with whole characters in all its texts and keys."""
     if isinstance(value, str):
         return whole_characters(value)
     if isinstance(value, Mapping):

@@ -33,8 +33,8 @@ _REASONING = "wqzjkx"
 """Reasoning whose text occurs nowhere else, either."""
 _PLAIN_ARGUMENTS = {"x": 'a "b" {c}', "n": 2, "o": {"p": ["q", 1.5]}}
 _ARGUMENTS = {**_PLAIN_ARGUMENTS, "x": '\na "b" {c}\n'}
-"""With line breaks at the ends of a value, which tell two forms of markup apart. Some templates
-trim them.
+"""Arguments with line breaks at the ends of a value, which tell two forms of markup apart. Some
+templates trim them.
 """
 _TOOL: Json = {
     "type": "function",

@@ -141,7 +141,7 @@ class Guard:
     """The swapped pieces of one rendering."""
 
     def __init__(self, controls: ControlTokens, other: Guard | None = None) -> None:
-        """With the marks of the `other` one."""
+        """Takes over the marks of `other`."""
         self._controls = controls
         self._pieces: list[str] = other._pieces[:] if other else []
         self._marks: dict[str, str] = other._marks.copy() if other else {}

@@ -41,7 +41,7 @@ _DEEPSEEK_V31_TOOLS = ToolsPrompt(
     "Parameters Schema\n"
     "- For multiple tool calls, chain them directly without separators or spaces\n",
 )
-"""From the model card of DeepSeek-V3.1."""
+"""Prompt of the model card of DeepSeek-V3.1."""
 _DEEPSEEK_V3_TOOLS = ToolsPrompt(
     head="\n\n## Tools\n\nYou have these tools:\n",
     tool="\n### {name}\n{description}\n\nParameters:\n```json\n{parameters}\n```\n",
@@ -62,7 +62,7 @@ _GEMMA_TOOLS = ToolsPrompt(
     between=", ",
     tail="]",
 )
-"""From Google's page on function calling with Gemma 3
+"""Prompt of Google's page on function calling with Gemma 3
 (ai.google.dev/gemma/docs/capabilities/function-calling).
 """
 _HERMES_TOOLS = ToolsPrompt(
@@ -72,7 +72,7 @@ _HERMES_TOOLS = ToolsPrompt(
     "between tags:\n<tool_call>\n"
     '{"name": <the name>, "arguments": <the arguments, an object>}\n</tool_call>',
 )
-"""The same in Hermes' form, which prompts for models that were not trained on tools use most."""
+"""Prompt in Hermes' form, which prompts for models that were not trained on tools use most."""
 FAMILIES = (
     # Qwen2.5, Qwen3 (hybrid and Instruct-2507), Hermes, the bundled template
     Family(name="chatml-hermes", stops=_CHATML_STOPS, parser="hermes"),

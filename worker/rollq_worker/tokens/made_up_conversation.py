@@ -138,7 +138,7 @@ class MadeUpConversation:
             return Answered(text, *self._head(turn, hidden, tools, text, guard))
         turn, ids = self._mark_calls(turn, guard)
         counted = re.compile(rf"(?<!\w)(?:{any_of(ids).pattern})(?!\w)")
-        for reply in hidden:  # in the words of others such a number is no id
+        for reply in hidden:  # in the words of others such a number is not an id
             reply["content"] = guard.hide_matches(counted, reply["content"])
         text = self.render([*self._base, turn, *hidden], tools, header)
         head, end = self._head(turn, hidden, tools, text, guard)

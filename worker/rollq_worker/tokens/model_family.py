@@ -21,12 +21,12 @@ class ToolsPrompt:
 
     head: str
     tool: str
-    """For each tool, with the fields `name`, `description`, `parameters` (the schema as JSON) and
-    `function` (all of these as one JSON object).
+    """Text of each tool, with the fields `name`, `description`, `parameters` (the schema as JSON)
+    and `function` (all of these as one JSON object).
     """
     tail: str
     between: str = ""
-    """Between two tools."""
+    """Text between two tools."""
 
     def write(self, tools: Sequence[Json]) -> str:
         """The text for these tools."""
@@ -55,7 +55,7 @@ class CallText:
     Python).
     """
     after_words: str = "\n"
-    """Between the words of a turn and its calls."""
+    """Text between the words of a turn and its calls."""
     result: tuple[str, str] | None = None
     """The text before and behind each result, in a user's message; None: the template takes
     results.

@@ -48,7 +48,7 @@ class _ShownCalls:
         self._family = family
         self._count = 0
         self._by_id: dict[str, tuple[str, str]] = {}
-        """By a call's id: the id for the template, and the tool's name."""
+        """Id for the template and name of the tool by a call's id."""
 
     def show(self, calls: Sequence[Json]) -> list[Json]:
         """The calls of a turn for the template."""

@@ -68,7 +68,7 @@ class Tokenizer:
         self._full = _read(name, spec)
         plain, blank_ids = _without_controls(self._full)
         self._plain = plain
-        """The same vocabulary, for plain text."""
+        """The vocabulary for plain text."""
         added = {
             id: token
             for id, token in sorted(self._full.get_added_tokens_decoder().items())

@@ -26,7 +26,7 @@ TEMPLATE = "chat_template.jinja"
 GENERATION_CONFIG = "generation_config.json"
 FILES = (SPEC, CONFIG, TEMPLATE, GENERATION_CONFIG)
 OLD_TEMPLATE = "chat_template.json"
-"""Where older models of images and text have their template."""
+"""File in which older models of images and text have their template."""
 MORE_TEMPLATES = "additional_chat_templates"
 """A folder of further templates; `tool_use.jinja` is the one for conversations with tools."""
 IMAGE_CONFIG = "preprocessor_config.json"

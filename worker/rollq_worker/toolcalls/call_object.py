@@ -21,7 +21,7 @@ def call_id(item: Mapping[str, Json], key: str) -> str:
 
 
 class NotACall(ValueError):
-    """A JSON value is no call. The message is a sentence for the policy."""
+    """A JSON value is not a call. The message is a sentence for the policy."""
 
 
 def call_of(value: Json, form: str) -> Action:

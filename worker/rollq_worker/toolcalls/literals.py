@@ -84,7 +84,7 @@ PYTHON_REPR = Notation(
     closing=_BRACKETS,
     unescape=python_string,
 )
-"""As Python prints values."""
+"""Values as Python prints them."""
 PYTHON_SOURCE = Notation(
     string=re.compile(_STRING.format(""), re.DOTALL),
     key=re.compile(_STRING.format(""), re.DOTALL),
@@ -94,7 +94,7 @@ PYTHON_SOURCE = Notation(
     unescape=python_string,
     form='Write [name(argument="value", ...)].',
 )
-"""As models write them. A string may run over lines, and constants may be those of JSON."""
+"""Values as models write them. A string may run over lines, and constants may be those of JSON."""
 
 
 @dataclass(slots=True)

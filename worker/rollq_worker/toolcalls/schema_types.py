@@ -245,7 +245,7 @@ def _own_kinds(schema: Mapping[str, Json]) -> frozenset[str]:
 
 
 def _named_kinds(schema: Mapping[str, Json]) -> frozenset[str]:
-    """The types under `type`. Empty if it is missing or holds a word that is no type."""
+    """The types under `type`. Empty if it is missing or holds a word that is not a type."""
     names = schema.get("type") or []
     kinds = set()
     for name in names if isinstance(names, list) else [names]:

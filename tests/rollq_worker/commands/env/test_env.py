@@ -157,7 +157,7 @@ def test_tasks_of_an_environment_that_starts_programs_are_played_at_once() -> No
         ("task", "task\\(\\) returns a dict"),
         ("no tools", "environment.tools: TypeError"),
         ("no environment", r"open\(\) returned None, not an environment"),
-        ("no json", r"Grade.info\['right'\] is no JSON: Object of type set"),
+        ("no json", r"Grade.info\['right'\] is not JSON: Object of type set"),
         ("done", "Observation.done is a str, not bool"),
         ("info", "Grade.info is a list, not Mapping"),
         ("open", r"OSError: no data here \(\S+/test_env.py:\d+\)"),

@@ -43,11 +43,11 @@ class Parameters:
     sampling: Mapping[str, str]
     """The engine's name by the dialect's."""
     length: Sequence[str]
-    """Of the longest turn in tokens."""
+    """Parameters that limit the tokens of a turn."""
     without_effect: frozenset[str]
     """Parameters that change no reply here."""
     neutral: Mapping[str, Sequence[Json]]
-    """Of these, only the given values are carried out."""
+    """Parameters of which only the given values are carried out."""
 
     def read(self, fields: Mapping[str, Any], begun: Mapping[str, Json]) -> Mapping[str, Json]:
         """`TurnRequest.options`: those that are `begun`, and those in the other fields of a body.
@@ -143,8 +143,8 @@ def checked_messages(messages: Sequence[Message], param: str) -> Sequence[Messag
             id = message.get("tool_call_id")
             if id not in waiting:
                 raise RequestRefused(
-                    f"{param} has a result for {id!r:.80}, which is no call of the turn before it, "
-                    "or is answered twice",
+                    f"{param} has a result for {id!r:.80}, which is not a call of the turn before "
+                    "it, or is answered twice",
                     param=param,
                 )
             waiting.remove(id)
@@ -154,7 +154,7 @@ def checked_messages(messages: Sequence[Message], param: str) -> Sequence[Messag
 def object_of(value: Any, where: str) -> dict[str, Any]:
     """The fields of a JSON object without null. Raises RequestRefused."""
     if not isinstance(value, dict):
-        raise RequestRefused(f"{where} is no JSON object", param=where)
+        raise RequestRefused(f"{where} is not a JSON object", param=where)
     return {name: item for name, item in value.items() if item is not None}
 
 

@@ -63,7 +63,8 @@ class Responses:
 
     def __init__(self) -> None:
         self._replies: dict[str, tuple[Turn, bool]] = {}
-        """By the response's id: its turn, and whether the conversation begins with instructions."""
+        """Turn of each response by its id, and True if the conversation begins with instructions.
+        """
 
     def read(self, body: Any) -> TurnRequest:
         fields = object_of(body, "the body")

@@ -34,7 +34,7 @@ class AgentFolder:
 
 
 def _make(path: Path) -> int | None:
-    """Make the folder. Returns a descriptor that holds its lock; None where it is in use."""
+    """Makes the folder. Returns a descriptor that holds its lock; None where it is in use."""
     left = _locked(path)
     if left is not None:
         shutil.rmtree(path, ignore_errors=True)

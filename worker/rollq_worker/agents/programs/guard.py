@@ -42,7 +42,7 @@ class Guard:
         )
 
     def watch(self, group: int, variable: str) -> None:
-        """Have this process group end with the worker, and all processes with the environment
+        """Has this process group end with the worker, and all processes with the environment
         variable, written NAME=VALUE.
         """
         assert self._shell.stdin is not None, "it is a pipe"

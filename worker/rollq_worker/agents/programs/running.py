@@ -59,7 +59,7 @@ signal.
 
 
 class AgentKilled(AgentFailure):
-    """Another program has ended the agent: its policy's command, or the kernel for want of
+    """The agent was ended by another program: its policy's command, or the kernel for want of
     memory.
     """
 
@@ -70,11 +70,11 @@ class Program(Protocol):
     def ended(self) -> bool: ...
 
     def result(self) -> str | None:
-        """Its answer, if it has given one. Called once it has ended. Raises AgentFailure."""
+        """Answer of the ended program, if it gave one. Raises AgentFailure."""
         ...
 
     def stop(self) -> None:
-        """End it, if it has not ended. Safe to repeat."""
+        """Ends it, if it has not ended. Safe to repeat."""
         ...
 
     @property
@@ -254,7 +254,7 @@ class AgentProcess:
         raise failure(f"the agent {self._name} {how}; its last output:\n{self.output}")
 
     def stop(self) -> None:
-        """End its whole process group, and with it its other processes.
+        """Ends its whole process group, and with it its other processes.
 
         A child that has a session of its own and not the variables goes on, unless the command has
         a user of its own.

@@ -32,7 +32,7 @@ class AgentUsers:
         return len(self._numbers)
 
     def keep_share(self, index: int, shares: int) -> None:
-        """Leave the other shares to the other processes of this worker's parent."""
+        """Leaves the other shares to the other processes of this worker's parent."""
         self._use(self._numbers[index::shares])
 
     def take(self) -> int:
@@ -42,7 +42,7 @@ class AgentUsers:
         return user
 
     def give_back(self, user: int) -> None:
-        """End all processes of the user, who is free again."""
+        """Ends all processes of the user, who is free again."""
         _end_all_of(user)
         self._free.put(user)
 

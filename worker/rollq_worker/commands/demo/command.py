@@ -45,7 +45,7 @@ NOT_SET = ("run", "queue", "purpose", "spare", "min_viable", "labels")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoKeys:
-    """The keys of `demo` that are no field of a job."""
+    """The keys of `demo` that are not fields of a job."""
 
     tasks: range | None = None
     """Tasks A-B of the split, both included, or one (the first ones)."""

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         from rollq_worker.commands.doctor.checks import all_checks
 
         args.template_kwargs = {name: json_or_text(value) for name, value in args.template_kwargs}
-        # What environments print is no JSON.
+        # What environments print is not JSON.
         with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
             findings = all_checks(args, settings(args))
     failed = [finding for finding in findings if finding.level == "fail"]

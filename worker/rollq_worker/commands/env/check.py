@@ -66,7 +66,7 @@ class Problem(NamedTuple):
     task: int
     text: str
     kind: str
-    """The same for what is one problem of several tasks."""
+    """Kind of the problem, which is the same for what is one problem of several tasks."""
 
     def __str__(self) -> str:
         return f"task {self.task}: {self.text}"
@@ -81,9 +81,9 @@ class Report:
     steps: int = 0
     step_s: float = 0.0
     rewards: list[float] = field(default_factory=list)
-    """Of the ground truth."""
+    """Rewards of the ground truth."""
     idle_rewards: list[float] = field(default_factory=list)
-    """Of an agent that only talks."""
+    """Rewards of an agent that only talks."""
     tools: list[int] = field(default_factory=list)
     """The number of tools of each task that could be opened."""
     judged: int = 0
@@ -91,7 +91,7 @@ class Report:
     episodes: int = 0
     """Times that the environment was opened."""
     programs_s: float = 0.0
-    """Of the programs that it started, all episodes together."""
+    """Seconds of the programs that it started, all episodes together."""
     cut_short: str = ""
     """Why not all tasks were played."""
 
@@ -116,7 +116,7 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks that need be no problem."""
+        """Remarks that need not be a problem."""
         notes = [self.cut_short] if self.cut_short else []
         if self.idle_rewards and not self.rewards:
             notes.append(
@@ -142,7 +142,7 @@ def check_environment(
     show: Callable[[Report], object] = lambda report: None,
     limits: Callable[[int], TimeLimits] = lambda index: TimeLimits(),
 ) -> Report:
-    """Play these tasks of the split: the ground truth twice, wrong calls, and small talk. `show`
+    """Plays these tasks of the split: the ground truth twice, wrong calls, and small talk. `show`
     gets the report after each of them; `limits` has the foreign calls of a task.
     """
     openings: dict[str, int] = {}
@@ -161,8 +161,9 @@ def check_environment(
 def _reports(
     check: Callable[[int], Report], tasks: Sequence[int], began: float
 ) -> Iterator[Report]:
-    """In the order of the tasks. An environment that starts programs waits for them, so some of its
-    tasks are played at once, after the first one. Then only that one tells what a turn costs.
+    """Reports in the order of the tasks. An environment that starts programs waits for them, so
+    some of its tasks are played at once, after the first one. Then only that one tells what a turn
+    costs.
     """
     yield from map(check, tasks[:1])
     if _programs_s() == began:

@@ -89,7 +89,7 @@ def _list(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     with needs("worker"):
         from rollq_worker.commands.env import own_process
-    output = 2 if args.json else 1  # what it prints is no JSON
+    output = 2 if args.json else 1  # what it prints is not JSON
     with open_progress(sys.stderr) as progress:
         checked = own_process.check(
             args.env,

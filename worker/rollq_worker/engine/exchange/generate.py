@@ -112,8 +112,8 @@ def cached_prompts(server: Server, http: EngineHttp, ids: Sequence[int]) -> list
 def probe(server: Server, http: EngineHttp, ids: Sequence[int]) -> str:
     """Asks for one token after these ids. Returns the reason why there was none, or "".
 
-    Raises OtherServer when the answer is no engine's. A server that is busy, hangs or wants a key
-    may be one.
+    Raises OtherServer when the answer is not an engine's. A server that is busy, hangs or wants a
+    key may be one.
     """
     for tries in range(1, PROBES + 1):
         request = _one_token(ids)

@@ -137,7 +137,7 @@ class EngineHttp:
             self._connections.give_back(connection, reusable)
 
     def close_idle(self) -> None:
-        """Close connections that have not been used for a while."""
+        """Closes connections that have not been used for a while."""
         self._connections.close_idle(MAX_IDLE_S)
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class RequestInFlight:
     """The job it is for."""
     since: float = field(default_factory=time.monotonic)
     sock: socket.socket | None = None
-    """Its connection's, from when it is made."""
+    """Socket of its connection, once it is made."""
     cut: WaitCut | None = None
     """Set when the wait was ended."""
 
@@ -189,7 +189,7 @@ class RequestsInFlight:
             return [request.rid for request in self._by_thread.values()]
 
     def cut(self, key: str | None, *, hung: bool) -> int:
-        """End the wait for that job's response; with None, all waits. Returns how many were ended.
+        """Ends the wait for that job's response; with None, all waits. Returns how many were ended.
         One that still connects ends when it has connected, or failed to.
         """
         with self._lock:  # held, so that no socket passes to another thread meanwhile
@@ -236,7 +236,7 @@ class EngineConnections:
             connection, parts.host or "", parts.port, timeout=CONNECT_TIMEOUT_S
         )
         self._idle: deque[tuple[HTTPConnection, float]] = deque()
-        """With the time of its last use."""
+        """Idle connections, each with the monotonic time of its last use."""
         self._closed = False
 
     def take(self) -> HTTPConnection:
@@ -269,7 +269,7 @@ class EngineConnections:
             connection.close()
 
     def close_idle(self, max_idle_s: float) -> None:
-        """Close those that lay idle for longer. The server has closed its ends, and a quiet worker
+        """Closes those that lay idle for longer. The server has closed its ends, and a quiet worker
         would keep ours open.
         """
         with suppress(IndexError):  # until none is left
@@ -277,7 +277,7 @@ class EngineConnections:
                 self._idle.popleft()[0].close()
 
     def close(self) -> None:
-        """Close the idle ones now, and the others when they are given back."""
+        """Closes the idle ones now, and the others when they are given back."""
         self._closed = True
         self.close_idle(-1.0)
 

@@ -43,7 +43,9 @@ class PromptWriter:
 
     def __init__(self) -> None:
         self._written: dict[int, tuple[Callable[[], array[int] | None], Prompt]] = {}
-        """By identity, because arrays have no hash. The functions are weak references."""
+        """Prompts by the identity of their arrays, which have no hash. The functions are weak
+        references.
+        """
 
     def write(self, ids: array[int]) -> Prompt:
         """The ids, at least one."""
@@ -99,7 +101,7 @@ def _block(ids: bytes) -> tuple[bytes, int]:
 
 
 def _digits(ids: list[int]) -> bytes:
-    """With a comma before each id."""
+    """The ids in digits, with a comma before each."""
     return b"," + orjson.dumps(ids)[1:-1]
 
 

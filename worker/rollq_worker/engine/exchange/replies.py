@@ -78,7 +78,7 @@ class ContextExceeded(Exception):
     def __init__(self, message: str, limit: int, prompt: int) -> None:
         super().__init__(message)
         self.limit = limit
-        """In tokens; 0 when the engine did not report it."""
+        """Limit in tokens; 0 if the engine did not report it."""
         self.prompt = prompt
         """The prompt's tokens, as the engine counts them; 0 when it did not report them."""
 

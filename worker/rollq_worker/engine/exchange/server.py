@@ -33,9 +33,9 @@ class GenerationRequest:
 
     sample: SampleRequest
     prompt: Prompt
-    """Its ids as digits."""
+    """The prompt's ids as digits."""
     rid: str
-    """Its name at the engine, which no other request has."""
+    """Name of the request at the engine, which no other has."""
     stop_ids: Sequence[int] = ()
     """Token ids that end the generation, besides those of the job."""
     vocabulary: int = ANY_ID

@@ -85,7 +85,7 @@ class LoadWatch:
         return self._loads.get(url)
 
     def observe(self, engine: EngineClient) -> None:
-        """Ask an engine, if there is a reason to."""
+        """Asks an engine, if there is a reason to."""
         url = engine.url
         if not engine.available or not self._placement.episodes(url):
             self._loads.pop(url, None)

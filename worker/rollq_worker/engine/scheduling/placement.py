@@ -30,11 +30,11 @@ class EnginePlacement:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._episodes: Counter[str] = Counter()
-        """By engine."""
+        """Number of episodes by engine."""
         self._where: dict[str, str] = {}
 
     def enter(self, episode: str, group: str, fit: Sequence[str]) -> str:
-        """On which one of the `fit` engines the episode plays its next turn."""
+        """Chooses one of the `fit` engines for the episode's next turn."""
         with self._lock:
             url = self._where.get(episode)
             if url is None or url not in fit or self._should_move(url, fit):

@@ -1,6 +1,6 @@
 """The load that an engine reports: the reply of SGLang's `GET /v1/loads`.
 
-The invariant: a reply that cannot be read is no load. It knows nothing of HTTP.
+The invariant: a reply that cannot be read is not a load. It knows nothing of HTTP.
 """
 
 import math

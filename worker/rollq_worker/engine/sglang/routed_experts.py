@@ -65,7 +65,7 @@ def _compact(ids: bytes, shape: ExpertShape, where: str) -> bytes:
     """The ids in the type of the shape. Slices keep all loops over ids in C."""
     low, high, *rest = (ids[byte::ID_BYTES] for byte in range(ID_BYTES))
     if any(map(any, rest)):
-        raise EngineBreach(f"{where} have an id that is no expert's: negative or above 65535")
+        raise EngineBreach(f"{where} have an id that is not an expert's: negative or above 65535")
     if shape.dtype == "uint8":
         highest = 256 if any(high) else max(low)
         data = low

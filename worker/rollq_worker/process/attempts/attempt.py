@@ -58,7 +58,7 @@ class Question(NamedTuple):
     engines: str
     """Name of the model's engines."""
     are_away: Callable[[], bool]
-    """True while all of them are away."""
+    """True while all engines of the model are away."""
     since: float
     """Monotonic time at which it was asked."""
 
@@ -103,7 +103,7 @@ class Attempt:
         self._outage_before = outage_s()
         self._redis_away_s = 0.0
         self._calling_since: float | None = None
-        """Since when its thread has been in a call to Redis."""
+        """Monotonic time since which its thread has been in a call to Redis."""
         self._retry = RetryLoop(wait=self._pause, relogin=True)
         self._started = time.monotonic()
         self._recorded_at: float | None = None
@@ -156,11 +156,11 @@ class Attempt:
         return what, time.monotonic() - since
 
     def open(self, header: Header) -> None:
-        """Begin a new journal. Its header is written with the first events."""
+        """Begins a new journal. Its header is written with the first events."""
         self._record(encode_header(header, self.job.id))
 
     def resume(self) -> tuple[Header, list[Event]]:
-        """Take over an earlier attempt's journal: its header and its events.
+        """Takes over an earlier attempt's journal: its header and its events.
 
         Raises ContractError, and UnknownSchema when another version of rollq has written it.
         """
@@ -172,7 +172,7 @@ class Attempt:
         return header, [decode_event(blob, self.job.id) for blob in self._blobs[1:]]
 
     def append(self, event: Event) -> None:
-        """Record an event. Once its turn has ended, everything that is held back is in Redis."""
+        """Records an event. Once its turn has ended, everything that is held back is in Redis."""
         self.hold_back(event)
         if isinstance(event, Observed):
             another_turn_follows = len(event.ids) > 0
@@ -182,13 +182,13 @@ class Attempt:
             self.write()
 
     def hold_back(self, event: Event) -> None:
-        """Record an event that travels with a later one, unless that takes long."""
+        """Records an event that travels with a later one, unless that takes long."""
         self._record(encode_event(event, self.job.id))
         if isinstance(event, Observed):
             self.turns += 1
 
     def write(self) -> None:
-        """Write everything that is held back."""
+        """Writes everything that is held back."""
         self._call(lambda: self._write(self.ledger.append))
 
     def complete(self, trajectory: Trajectory, token_stats: TokenStats) -> None:
@@ -221,8 +221,8 @@ class Attempt:
         return late and not self.lost.is_set() and not self._writing.locked()
 
     def write_behind(self) -> None:
-        """Write events that have been held back for too long. For another thread than the attempt's
-        own.
+        """Writes events that have been held back for too long. For another thread than the
+        attempt's own.
 
         Raises Unwritable or CONNECTION_ERRORS. The attempt's own thread meets every other error at
         its next call.
@@ -240,7 +240,7 @@ class Attempt:
             log.info("%s: not journaled in time: %s", self.job.id, e)
 
     def fail(self, failure: FailureClass, reason: str) -> str:
-        """Write the events held back and fail the attempt. Returns the job's state then: `queued`
+        """Writes the events held back and fails the attempt. Returns the job's state then: `queued`
         or `dead`.
         """
 
@@ -251,7 +251,7 @@ class Attempt:
         return self._call(end)
 
     def abandon(self, failure: FailureClass, reason: str) -> None:
-        """Fail the attempt while its thread is in foreign code.
+        """Fails the attempt while its thread is in foreign code.
 
         The thread ends the attempt when it comes back; its later writes are refused.
         """
@@ -275,7 +275,7 @@ class Attempt:
         )
 
     def release(self, *, restart: bool = False) -> None:
-        """Write the events held back and give the job back at no cost. With `restart`, the next
+        """Writes the events held back and gives the job back at no cost. With `restart`, the next
         attempt begins without the journal.
         """
         self._write_before_end()
@@ -302,7 +302,7 @@ class Attempt:
             raise DeadlineExceeded(f"past the deadline of {self.job.budget.deadline_s:g} s")
 
     def _record(self, blob: bytes) -> None:
-        """Hold an entry of the journal back."""
+        """Holds an entry of the journal back."""
         if self.lost.is_set():
             self.check()
         if self._written == len(self._blobs):
@@ -313,7 +313,7 @@ class Attempt:
     def _write(
         self, write: Callable[[str, str, int, Sequence[bytes]], None], last: Sequence[bytes] = ()
     ) -> None:
-        """Write everything that is held back, and `last`, in one call. Raises Fenced.
+        """Writes everything that is held back, and `last`, in one call. Raises Fenced.
 
         If a restarted Redis lost the journal's tail, the tail is written again with it.
         """
@@ -350,7 +350,7 @@ class Attempt:
         return len(stored)
 
     def _write_before_end(self) -> None:
-        """Write the events held back. An attempt whose journal is damaged ends without it."""
+        """Writes the events held back. An attempt whose journal is damaged ends without it."""
         try:
             self._write(self.ledger.append)
         except (Fenced, Unwritable):
@@ -359,7 +359,8 @@ class Attempt:
             log.info("%s: its last events were not journaled: %s", self.job.id, e)
 
     def _call(self, call: Callable[[], T]) -> T:
-        """Call Redis. While Redis is away or full the attempt waits, and its deadline stands still.
+        """Calls Redis. While Redis is away or full the attempt waits, and its deadline stands
+        still.
 
         Raises Drained if the worker stops meanwhile. Raises Fenced if the lease is lost.
         """

@@ -66,7 +66,7 @@ class Isolation:
         return any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
     def start(self) -> None:
-        """Start the fork server, if there is anything to isolate."""
+        """Starts the fork server, if there is anything to isolate."""
         if not self._patterns:
             return
         os.environ[PRELOAD_VARIABLE] = " ".join(name for name in self._patterns if "*" not in name)
@@ -172,8 +172,8 @@ class IsolatedEnvironment:
         return grade
 
     def close(self) -> None:
-        """Its process closes the environment at the end of the pipe. There is no answer: it may be
-        in a step.
+        """Has its process close the environment, at the end of the pipe. There is no answer: it may
+        be in a step.
         """
         self._pipe.close()
         if self._closes:
@@ -267,7 +267,7 @@ def _serve(
 
 
 def _answer(pipe: Connection, environment: Environment) -> None:
-    """Carry out the worker's calls. Raises EOFError or OSError once it has closed the pipe."""
+    """Carries out the worker's calls. Raises EOFError or OSError once it has closed the pipe."""
     limits = {}
     for name in ("longest_step_s", "longest_grade_s"):
         if hasattr(environment, name):
@@ -286,7 +286,7 @@ def _answer(pipe: Connection, environment: Environment) -> None:
 
 
 def _end(environment: Environment | None) -> None:
-    """Close the environment and end this process, whatever other threads it has."""
+    """Closes the environment and ends this process, whatever other threads it has."""
     try:
         getattr(environment, "close", lambda: None)()
         sys.stdout.flush()
@@ -310,13 +310,13 @@ def _send(pipe: Connection, kind: str, value: Any) -> None:
 
 
 def _offer_to_oom_killer() -> None:
-    """When memory runs out, the system ends this process before the worker."""
+    """Lets the system end this process before the worker when memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def end_with_worker() -> None:
-    """Have the fork server end with its worker, and its forks with it. It is called before the
+    """Has the fork server end with its worker, and its forks with it. It is called before the
     server loads anything.
     """
     global _server
@@ -327,7 +327,7 @@ def end_with_worker() -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel end this process when `parent` ends, whatever this process is doing then."""
+    """Has the kernel end this process when `parent` ends, whatever this process is doing then."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the call
         os._exit(1)

@@ -76,13 +76,13 @@ class Leases:
         self._held: set[Attempt] = set()
         self._lost_threads: set[Attempt] = set()
         self._ended = Played()
-        """Of the attempts that are held no more."""
+        """Counts of the attempts that are no longer held."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._renewed: dict[str, float] = {}
-        """When each run's leases were last renewed (`time.monotonic`)."""
+        """Monotonic time at which each run's leases were last renewed."""
         self._warned: dict[tuple[str, type[Exception]], float] = {}
-        """When each run or job was last warned of such an error."""
+        """Monotonic time of the last warning of such an error, by run or job."""
         self._thread = threading.Thread(target=self._loop, name="rollq-heartbeat", daemon=True)
         self._late_writer = threading.Thread(
             target=self._write_late, name="rollq-late-writer", daemon=True
@@ -97,7 +97,7 @@ class Leases:
 
     @contextmanager
     def hold(self, ledger: Ledger, claim: Claim) -> Iterator[Attempt]:
-        """Renew the claim's lease until the block ends."""
+        """Renews the claim's lease until the block ends."""
         stopped_s = partial(self._stopped_s, claim.job.run)
         attempt = Attempt(ledger, claim, self.draining, stopped_s)
         with self._lock:
@@ -134,7 +134,7 @@ class Leases:
             return sorted(attempt.job.id for attempt in self._lost_threads)
 
     def release_all(self) -> int:
-        """Release all jobs, so that other workers go on with them at once. Returns how many."""
+        """Releases all jobs, so that other workers go on with them at once. Returns how many."""
         released = 0
         for attempt in self.held():
             attempt.lost.set()
@@ -158,7 +158,7 @@ class Leases:
             began = time.monotonic()
 
     def stand_still(self, seconds: float) -> None:
-        """Set the clocks of all attempts back, because this process was frozen for so long: no
+        """Sets the clocks of all attempts back, because this process was frozen for so long: no
         environment has failed meanwhile.
         """
         for attempt in self.held():
@@ -170,7 +170,7 @@ class Leases:
                 self.write_behind()
 
     def write_behind(self) -> None:
-        """Write the events that attempts hold back for too long."""
+        """Writes the events that attempts hold back for too long."""
         for attempt in self.held():
             if not attempt.holds_back:
                 continue
@@ -182,7 +182,7 @@ class Leases:
                 return
 
     def tick(self) -> None:
-        """Renew the leases that are due and watch all attempts."""
+        """Renews the leases that are due and watches all attempts."""
         runs = _by_run(self.held())
         self._renewed = {run: at for run, at in self._renewed.items() if run in runs}
         for attempts in runs.values():
@@ -190,7 +190,7 @@ class Leases:
         self._count_lost_threads()
 
     def _tend(self, attempts: list[Attempt]) -> None:
-        """Renew and watch the attempts of one run."""
+        """Renews and watches the attempts of one run."""
         run = attempts[0].ledger.run
         now = time.monotonic()
         near = {a for a in attempts if a.left_s < LEASE_S}
@@ -211,7 +211,7 @@ class Leases:
                     self._watch(attempt)
 
     def renew(self, attempts: list[Attempt]) -> None:
-        """Renew these leases of one run. Leases of attempts past their deadline are left
+        """Renews these leases of one run. Leases of attempts past their deadline are left
         to expire.
         """
         members = [
@@ -227,7 +227,7 @@ class Leases:
                 attempt.lost.set()
 
     def _watch(self, attempt: Attempt) -> None:
-        """End an attempt that is overdue or has lost its lease, if its thread cannot check by
+        """Ends an attempt that is overdue or has lost its lease, if its thread cannot check by
         itself.
         """
         call = attempt.time_limits.current
@@ -245,9 +245,7 @@ class Leases:
 
     @contextmanager
     def _logged(self, what: str) -> Iterator[None]:
-        """In this block, log an error about one run or job, whatever it is, so that the others go
-        on.
-        """
+        """Logs any error of the block, which is about one run or job, so that the others go on."""
         try:
             yield
         except (RollqError, *CONNECTION_ERRORS) as e:

@@ -105,6 +105,6 @@ def _attempts(ended: Mapping[tuple[str, str, str], int]) -> list[Sample]:
 
 
 def _seconds(runner: JobRunner) -> Mapping[str, float]:
-    """Of all runs."""
+    """Seconds of all runs by the thing that is waited for."""
     of_runs = list(runner.time_spent.seconds.values())
     return {wait: sum(seconds[wait] for seconds in of_runs) for wait in WAITS}

@@ -33,15 +33,15 @@ class Match(StrEnum):
     """Classes of an edge's bridge beside the template's full render, from good to bad."""
 
     EXACT = "exact"
-    """The same ids."""
+    """Ids are equal."""
     SAME_TEXT = "same text"
-    """The same text, in other ids where the assistant header and the turn meet."""
+    """Text is equal, in other ids where the assistant header and the turn meet."""
     REWRITE = "rewrite"
     """The template writes earlier turns differently once more follows; the bridge keeps them as
     they were sampled.
     """
     UNSUPPORTED = "unsupported"
-    """There is no bridge, or the template writes another text there."""
+    """No bridge exists, or the template writes another text there."""
 
 
 MOVED = (
@@ -313,7 +313,7 @@ class BridgeComparison:
         return self._ids[text]
 
     def _header_start(self, prompt: str) -> int:
-        """Where the last control token of a prompt starts. Texts on both sides of one are encoded
+        """Start of the last control token of a prompt. Texts on both sides of one are encoded
         apart.
         """
         marks = [

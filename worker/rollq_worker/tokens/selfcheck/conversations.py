@@ -125,7 +125,7 @@ class Conversations:
         names = [str(tool["function"]["name"]) for tool in tools]
         self._called = names[:2] or ["sample"]
         self.user_word = "#W123"
-        """In the user's first message."""
+        """A word of the user's first message."""
         self.opening: list[Message] = [
             {"role": "system", "content": "You are an agent.\n\nBe brief (systemword)."},
             {"role": "user", "content": f"Hello, where is my order {self.user_word}?"},

@@ -194,7 +194,7 @@ def _typed(text: str, tag: re.Match[str], schema: Parameters, this: str) -> tupl
     try:
         value, problem, end = strict_json(text)
     except NotJson:
-        return None, f"{this} is not valid JSON, though its tag says that it is no string."
+        return None, f"{this} is not valid JSON, though its tag says that it is not a string."
     if not problem and skip(text, end) != len(text):
         problem = f"{this} has text behind its JSON."
     return value, problem

@@ -112,7 +112,7 @@ def _inkling_message(text: str, start: int) -> list[Piece]:
 
 
 def _message_end(text: str, body: int) -> tuple[int, int]:
-    """Where the body of a message ends, and where its end token does."""
+    """Ends of the body of a message and of its end token."""
     close = first(text, body, _END, _MODEL)
     if close is None:
         return len(text), len(text)

@@ -35,7 +35,7 @@ from rollq_worker.toolcalls.pieces import (
 
 _NAME = re.compile(r"[^\W\d][\w.\-]*+(?=\s*+\()")
 _KEY = re.compile(r"([^\s=(),'\"\[\]{}](?:[^=(),'\"\[\]{}\n]*[^\s=(),'\"\[\]{}])?)\s*+=(?!=)")
-"""Of a schema, so it need not be a name in Python."""
+"""A key of a schema, so it need not be a name in Python."""
 _BARE = re.compile(r"^[ \t]*+\[\s*+[^\W\d][\w.\-]*+\(", re.MULTILINE)
 """A line, or a text behind reasoning, that begins with a call in a list."""
 _OBJECTS = re.compile(r"\s*+(?:\[\s*+)?\{")

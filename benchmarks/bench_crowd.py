@@ -118,9 +118,8 @@ def report(result: dict[str, Any], args: argparse.Namespace) -> None:
     crowd, few = result["crowd"], result["few"]
     print(
         f"{crowd['rollouts']} rollouts of {args.env}, all at once, "
-        f"{crowd['turns'] / crowd['rollouts']:.1f} turns each,"
-        f" {LATENCY_S:g} s a turn; {'given' if args.tokenizer else 'bundled'} tokenizer; "
-        "all rewards 1.0\n"
+        f"{crowd['turns'] / crowd['rollouts']:.1f} turns each, {LATENCY_S:g} s a turn; "
+        f"{'given' if args.tokenizer else 'bundled'} tokenizer; all rewards 1.0\n"
     )
     at_rest, peak = crowd["at_rest_mb"], crowd["peak_mb"]
     rows = [

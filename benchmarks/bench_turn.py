@@ -283,9 +283,9 @@ def report(result: dict[str, Any], args: argparse.Namespace) -> None:
     work = result["worker"]
     print(
         f"{work['rollouts']} rollouts of {args.env}, {args.concurrency} at once, "
-        f"{work['turns']:.1f} turns and"
-        f" {work['tokens']:.0f} tokens each, {'given' if args.tokenizer else 'bundled'} tokenizer;"
-        f" {args.repeats} rounds; all rewards 1.0\n"
+        f"{work['turns']:.1f} turns and {work['tokens']:.0f} tokens each, "
+        f"{'given' if args.tokenizer else 'bundled'} tokenizer; {args.repeats} rounds; all rewards "
+        "1.0\n"
     )
     rows = []
     for name, title in names.items():

@@ -67,8 +67,8 @@ def require_perfect(name: str, played: Sequence[Rollout]) -> None:
     rewards = {rollout["reward"] for rollout in played}
     if rewards != {1.0}:
         sys.exit(
-            f"{name} earned {sorted(rewards)}, not 1.0 everywhere: it is not the "
-            "work to be measured"
+            f"{name} earned {sorted(rewards)}, not 1.0 everywhere: it is not the work to be "
+            "measured"
         )
 
 

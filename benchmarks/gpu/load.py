@@ -12,10 +12,9 @@ from rollq.errors import JobFailure
 
 TASKS = 100_000
 WORDS = (
-    "order parcel kettle lamp refund return exchange address invoice voucher courier "
-    "depot window Tuesday morning the a"
-    " my your please could would check whether status again number still nothing arrived "
-    "box broken label colour green"
+    "order parcel kettle lamp refund return exchange address invoice voucher courier depot window "
+    "Tuesday morning the a my your please could would check whether status again number still "
+    "nothing arrived box broken label colour green"
 ).split()
 CALLS = {
     "get_order": ("order_id",),

@@ -42,9 +42,8 @@ def add(commands: Commands) -> None:
         "and that no job occurs twice; this needs no engine and no extra. Otherwise the engine "
         "scores the sampled tokens again by prefill, and each score is compared with the recorded "
         "logprob. Turns that the engine decodes again say how far its own decoding and prefill are "
-        "apart. "
-        "Exit code 1: something is wrong, the logprobs do not fit, or under 95 % of the tokens "
-        "could be compared.",
+        "apart. Exit code 1: something is wrong, the logprobs do not fit, or under 95 % of the "
+        "tokens could be compared.",
     )
     parser.add_argument(
         "file",

@@ -109,8 +109,8 @@ def _installed(name: str, entry: str, variant: str | None) -> _Source:
     if len(claims) > 1:
         values = " and ".join(entry.value for entry in claims)
         raise JobFailure(
-            f"environment {claims[0].name!r} is claimed by {values}: uninstall one "
-            "of the two packages"
+            f"environment {claims[0].name!r} is claimed by {values}: uninstall one of the two "
+            "packages"
         )
     return _Source(claims[0].load, variant, claims[0].value)
 

@@ -171,8 +171,8 @@ class Dataset:
             prompt = messages[-1][1]
         if not isinstance(prompt, str) or not prompt.strip() or not isinstance(system, str):
             raise JobFailure(
-                f"the row's prompt and system prompt must be texts, not {prompt!r:.60} "
-                f"and {system!r:.60}"
+                f"the row's prompt and system prompt must be texts, not {prompt!r:.60} and "
+                f"{system!r:.60}"
             )
         return system, prompt
 
@@ -239,8 +239,8 @@ def _reward(reward: str | Reward) -> Reward:
         return reward
     if reward not in GRADERS:
         raise JobFailure(
-            f"there is no reward {reward!r} of answers; there are {', '.join(GRADERS)}, "
-            "or give a function"
+            f"there is no reward {reward!r} of answers; there are {', '.join(GRADERS)}, or give a "
+            "function"
         )
     return _Graded(GRADERS[reward])
 

@@ -51,7 +51,7 @@ def load_of(file: NamedFile) -> Callable[[str | None], Any]:
         inspect.signature(function).bind(None)
     except (TypeError, ValueError) as e:
         raise JobFailure(
-            f"{file.path.name}: {file.part} is called with one argument, which is "
-            f"None for a file: {e}"
+            f"{file.path.name}: {file.part} is called with one argument, which is None for a file: "
+            f"{e}"
         ) from e
     return function  # type: ignore[no-any-return]

@@ -53,7 +53,7 @@ def _met(line: str, count: int) -> list[bool]:
     has_all = isinstance(met, list) and len(met) == count
     if not has_all or not all(isinstance(one, bool) for one in met):
         raise RewardFailure(
-            "the judge's answer does not end with a JSON list of true or false for "
-            f"{count} assertions: {line[-200:]!r}"
+            f"the judge's answer does not end with a JSON list of true or false for {count} "
+            f"assertions: {line[-200:]!r}"
         )
     return met

@@ -152,8 +152,8 @@ def _example_calls() -> Iterator[_ExampleCall]:
 def _no_family(tokenizer: Tokenizer, rendered: bool, refusal: JobFailure | None) -> JobFailure:
     """The error for a template that fits no record. `rendered`: it writes calls."""
     remedy = (
-        "use a training template (`rollq doctor` names one that fits), another "
-        "model, or add a format (docs/formats.md)"
+        "use a training template (`rollq doctor` names one that fits), another model, or add a "
+        "format (docs/formats.md)"
     )
     template = f"the chat template of {tokenizer.name}"
     if rendered:

@@ -97,8 +97,8 @@ class ImageTokens:
             )
         if self._tokenizer.fixed_arguments.get("add_vision_id"):
             raise JobFailure(
-                "add_vision_id numbers all images of a conversation, which a "
-                "bridge does not know: leave it out"
+                "add_vision_id numbers all images of a conversation, which a bridge does not know: "
+                "leave it out"
             )
         return config
 

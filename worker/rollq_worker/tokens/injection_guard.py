@@ -31,10 +31,9 @@ _SPACE = " \t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
 _MAX_REMEMBERED = 64
 """Number of texts whose ids are kept: the system prompts of the environments in use."""
 _FORMAT = frozenset(
-    "role system user assistant tool content reasoning_content tool_calls tool_call_id "
-    "id type function name arguments "
-    "description parameters properties required items enum object array string integer "
-    "number boolean null".split()
+    "role system user assistant tool content reasoning_content tool_calls tool_call_id id type "
+    "function name arguments description parameters properties required items enum object array "
+    "string integer number boolean null".split()
 )
 """Words of the chat format and of JSON schemas. Templates compare with them, so they are never
 swapped.
@@ -185,8 +184,8 @@ class Guard:
         text = self._controls.mark.sub(lambda match: self._pieces[int(match[1])], text)
         if self._controls.nonce[:12] in text or self._controls.nonce[12:] in text:
             raise JobFailure(
-                "the chat template cuts a text in two at a control token that it "
-                "mentions; use another template"
+                "the chat template cuts a text in two at a control token that it mentions; use "
+                "another template"
             )
         return text
 

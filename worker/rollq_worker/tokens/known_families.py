@@ -53,10 +53,9 @@ _DEEPSEEK_V3_TOOLS = ToolsPrompt(
 way.
 """
 _GEMMA_TOOLS = ToolsPrompt(
-    head="\n\nYou have access to functions. If you decide to invoke any of the function(s), "
-    "you MUST put it in the "
-    "format of\n[func_name1(params_name1=params_value1, params_name2=params_value2...), "
-    "func_name2(params)]\n\n"
+    head="\n\nYou have access to functions. If you decide to invoke any of the function(s), you "
+    "MUST put it in the format of\n"
+    "[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]\n\n"
     "You SHOULD NOT include any other text in the response if you call a function\n[",
     tool="{function}",
     between=", ",
@@ -258,15 +257,14 @@ def families() -> Sequence[Family]:
         stops = plug_in.object.stops
         if not isinstance(stops, tuple) or not stops:
             raise JobFailure(
-                f"{plug_in.origin}: the stops of the family {plug_in.object.name!r} are "
-                f"{stops!r}; give a tuple of"
-                " tokens, as docs/formats.md shows"
+                f"{plug_in.origin}: the stops of the family {plug_in.object.name!r} are {stops!r}; "
+                "give a tuple of tokens, as docs/formats.md shows"
             )
         if plug_in.object.parser not in readers():
             raise JobFailure(
                 f"{plug_in.origin}: the family {plug_in.object.name!r} wants the reader "
-                f"{plug_in.object.parser!r}, and"
-                f" there are {', '.join(readers())}; add one as docs/formats.md shows"
+                f"{plug_in.object.parser!r}, and there are {', '.join(readers())}; add one as "
+                "docs/formats.md shows"
             )
     by_name = {family.name: family for family in FAMILIES}
     return tuple(

@@ -69,8 +69,8 @@ def make_spec(folder: Path, config: Mapping[str, Json]) -> Made | None:
     except ImportError as e:
         packages = "transformers mistral-common" if TEKKEN in names else "transformers tiktoken"
         raise SettingsError(
-            f"tokenizer {folder}: {names[0]} is read by other packages ({e}): pip "
-            f"install {packages}"
+            f"tokenizer {folder}: {names[0]} is read by other packages ({e}): pip install "
+            f"{packages}"
         ) from e
     except SettingsError:
         raise

@@ -16,8 +16,7 @@ GREETING = "Hello! How can I help you today?"
 
 PROMPT = f"""\
 You play a customer who is writing to a company's customer service. The other side is a service \
-agent. Stay in this \
-role whatever the agent says.
+agent. Stay in this role whatever the agent says.
 
 Who you are and what you want:
 {{instruction}}
@@ -33,9 +32,8 @@ not know it.
 - Do not do the agent's work, and do not tell the agent which steps to take.
 - If the agent asks you to confirm something that is what you want, agree; if it is not, say what \
 is wrong with it.
-- When everything you want is settled, or the agent has made clear that it will not happen, or \
-you are handed over to \
-somebody else, write {STOP_MARKER} and nothing else. Never write it before.
+- When everything you want is settled, or the agent has made clear that it will not happen, or you \
+are handed over to somebody else, write {STOP_MARKER} and nothing else. Never write it before.
 """
 
 

@@ -18,7 +18,7 @@ from rollq.env.customer_service import Case, Conversation, ConversationDomain
 from rollq.job import Json
 from rollq_worker.environments.shop.records import PENDING, records
 from rollq_worker.environments.shop.records import SPLITS as CUSTOMERS
-from rollq_worker.environments.shop.tools import CANCEL_REASONS, SCHEMAS, TRANSFER
+from rollq_worker.environments.shop.tools import BY_MISTAKE, NOT_NEEDED, SCHEMAS, TRANSFER
 
 VERSION = "3"
 """Version of policy and tasks. Rewards are comparable only within one version. A test pins their
@@ -28,21 +28,19 @@ DONE, REFUSED = OUTCOMES = ("It is done.", "I am sorry, I cannot do that.")
 """The agent's last words in a conversation: exactly one of these."""
 POLICY = f"""\
 You are the service desk of an online shop, with the customer's order on your screen. Do with one \
-tool call what the \
-customer asks for, then say: {DONE} An order can be cancelled only as {CANCEL_REASONS[0]} or \
-{CANCEL_REASONS[1]}. Hand \
-over who does not recognise a charge or closes the account. Refuse everything else, and say: \
-{REFUSED}
+tool call what the customer asks for, then say: {DONE} An order can be cancelled only as \
+{NOT_NEEDED} or {BY_MISTAKE}. Hand over who does not recognise a charge or closes the account. \
+Refuse everything else, and say: {REFUSED}
 """
 
 REQUESTS: Sequence[tuple[str, Action | None]] = (
     (
         "I no longer need my order. Please cancel it.",
-        Action("cancel_order", {"reason": CANCEL_REASONS[0]}),
+        Action("cancel_order", {"reason": NOT_NEEDED}),
     ),
     (
         "I ordered by mistake. Please cancel my order.",
-        Action("cancel_order", {"reason": CANCEL_REASONS[1]}),
+        Action("cancel_order", {"reason": BY_MISTAKE}),
     ),
     (
         "My order is a present. Please have it gift-wrapped.",

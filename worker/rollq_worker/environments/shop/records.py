@@ -206,9 +206,9 @@ _FIRST = (
     "Lena Malik Mina Noor Omar"
 )
 _LAST = (
-    "Abara Almeida Bauer Castillo Chandra Daly Eriksen Falk Gallo Haddad Ibarra Jansen "
-    "Kaya Keller Laurent Lind Marino "
-    "Mbeki Nagy Novak Okafor Olsen Park Petrov Quist Ramos Sato Silva Tanaka Ueda Vargas Weber"
+    "Abara Almeida Bauer Castillo Chandra Daly Eriksen Falk Gallo Haddad Ibarra Jansen Kaya Keller "
+    "Laurent Lind Marino Mbeki Nagy Novak Okafor Olsen Park Petrov Quist Ramos Sato Silva Tanaka "
+    "Ueda Vargas Weber"
 )
 _STREETS = (
     "Maple Street",

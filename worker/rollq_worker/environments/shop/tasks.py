@@ -125,8 +125,8 @@ def change_item(random: Random, customer: Json, order: Json) -> Request:
             _get_customer(customer),
             Action("get_product", {"product_id": old["product_id"]}),
         ],
-        proposal=f"I would change the {old['name']} for {wanted} and {what} {amount} "
-        f"with your {label}.",
+        proposal=f"I would change the {old['name']} for {wanted} and {what} {amount} with your "
+        f"{label}.",
         writes=[_on(order, "change_item", **ids)],
         result=f"That is done: the {what} on your {label} is ${amount}.",
         outputs=[amount],
@@ -189,8 +189,8 @@ def cheaper_elsewhere(random: Random, customer: Json, order: Json) -> Request:
         question="Which order should be cancelled, and for what reason?",
         details=f"It is {which}. I have found it cheaper in another shop.",
         reads=reads,
-        result="I am sorry: a better price elsewhere is no reason for which an "
-        "order can be cancelled.",
+        result="I am sorry: a better price elsewhere is no reason for which an order can be "
+        "cancelled.",
         refused=True,
     )
 
@@ -249,8 +249,8 @@ def make_task(split: str, index: int) -> Task:
         want = request.want.replace("my", "your")
         instruction.append(f"You would like to {want}: {request.details}")
     instruction.append(
-        "If the agent refuses, you ask once for an exception, then give in. If it asks "
-        "to go ahead, agree."
+        "If the agent refuses, you ask once for an exception, then give in. If it asks to go "
+        "ahead, agree."
     )
     content = [
         instruction,

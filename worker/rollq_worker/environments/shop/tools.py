@@ -16,7 +16,9 @@ from rollq.job import Json
 from rollq_worker.environments.shop.calculator import calculate
 from rollq_worker.environments.shop.records import DELIVERED, PENDING, bought, items_total, records
 
-CANCEL_REASONS = ("no longer needed", "ordered by mistake")
+NOT_NEEDED = "no longer needed"
+BY_MISTAKE = "ordered by mistake"
+CANCEL_REASONS = (NOT_NEEDED, BY_MISTAKE)
 WRAP_FEE = "4.50"
 """Price of gift wrap. Gold members pay nothing."""
 TRANSFER = "transfer_to_human"

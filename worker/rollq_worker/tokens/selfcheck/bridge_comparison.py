@@ -57,8 +57,8 @@ ONE_CALL = (
     "the template writes one call a turn: when rendered again, each call is a turn of its own"
 )
 OTHER_IDS = (
-    "the header's last characters and the turn's first ones are other ids when they "
-    "are encoded together"
+    "the header's last characters and the turn's first ones are other ids when they are encoded "
+    "together"
 )
 _RANK = tuple(Match)
 _LONGEST_END = 100

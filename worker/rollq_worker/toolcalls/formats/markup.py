@@ -207,8 +207,8 @@ _CODER = Markup(
     function=("<function=", "</function>"),
     parameter=("<parameter=", "</parameter>"),
     name=_BARE,
-    form="Write <function=name><parameter=key>value</parameter></function> between "
-    "the tool_call tags.",
+    form="Write <function=name><parameter=key>value</parameter></function> between the tool_call "
+    "tags.",
     line=True,
     may_end_open=True,
 )

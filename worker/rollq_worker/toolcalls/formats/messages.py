@@ -34,9 +34,8 @@ _ATEM = Markup(
     function=('<atem:invoke name="', "</atem:invoke>"),
     parameter=('<atem:parameter name="', "</atem:parameter>"),
     name=QUOTED,
-    form='Write <atem:invoke name="name"><atem:parameter '
-    'name="key">value</atem:parameter></atem:invoke> between the'
-    " function_calls tags.",
+    form='Write <atem:invoke name="name"><atem:parameter name="key">value</atem:parameter>'
+    "</atem:invoke> between the function_calls tags.",
 ).reader()
 
 

@@ -55,8 +55,8 @@ way.
 _GEMMA_TOOLS = ToolsPrompt(
     head="\n\nYou have access to functions. If you decide to invoke any of the function(s), you "
     "MUST put it in the format of\n"
-    "[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]\n\n"
-    "You SHOULD NOT include any other text in the response if you call a function\n[",
+    "[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]\n"
+    "\nYou SHOULD NOT include any other text in the response if you call a function\n[",
     tool="{function}",
     between=", ",
     tail="]",

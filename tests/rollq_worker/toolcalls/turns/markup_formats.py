@@ -240,7 +240,7 @@ KIMI_K3_TURNS = [
     k3(
         "no JSON",
         k3_tools(k3_call(k3_argument("n", "two", "number"))),
-        error="no string",
+        error="not a string",
         sglang=LENIENT,
     ),
     k3("an unknown tool", k3_tools(k3_call("", "h")), calls=[Action("h", {})]),

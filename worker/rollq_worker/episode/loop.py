@@ -132,15 +132,15 @@ class _Episode:
                 raise ValueError(
                     f"it returned {first!r:.100} where the user said {user_messages!r:.100}"
                 )
-            policy = self.environment.system_prompt
-            for what, text in (("message", first), ("system prompt", policy)):
+            system_prompt = self.environment.system_prompt
+            for what, text in (("message", first), ("system prompt", system_prompt)):
                 if not isinstance(text, str):
                     raise TypeError(f"the {what} is a {type(text).__name__}, not a string")
             shown = self.images.add(opening.images)
         messages: list[Message] = []
-        system = self.agent.system_prompt(policy, schemas)
-        if system:
-            messages.append({"role": "system", "content": system})
+        full_prompt = self.agent.system_prompt(system_prompt, schemas)
+        if full_prompt:
+            messages.append({"role": "system", "content": full_prompt})
         messages.append({"role": "user", "content": content_with(first, shown)})
         with errors_become(JobFailure, "rendering the first prompt"):
             ids = self.renderer.open(messages, self.schemas)

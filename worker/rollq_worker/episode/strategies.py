@@ -54,7 +54,7 @@ class ToolCalling:
     """Append the single-tool instruction to the system prompt."""
     calls: Calls = Calls.FIRST
     examples: Sequence[str] = ()
-    """Conversations that the system prompt shows after the policy: tau-bench's few-shot agent."""
+    """Conversations shown after the environment's system prompt: tau-bench's few-shot agent."""
     text_actions: ClassVar[bool] = False
     """True if actions are text and their results users' messages; else both are the chat template's
     tool calls.
@@ -65,9 +65,10 @@ class ToolCalling:
         """True if several calls of one turn may be carried out."""
         return self.calls is Calls.ALL
 
-    def system_prompt(self, policy: str, tools: Sequence[Json]) -> str:
+    def system_prompt(self, rules: str, tools: Sequence[Json]) -> str:
+        """The system prompt for an environment whose own is `rules`."""
         shown = (f"Example {n}:\n{example}" for n, example in enumerate(self.examples, 1))
-        return "\n\n".join((policy, *shown, *([SINGLE_TOOL] if self.single_tool else [])))
+        return "\n\n".join((rules, *shown, *([SINGLE_TOOL] if self.single_tool else [])))
 
     def act(self, turn: ReadTurn, tools: Collection[str]) -> Decision:
         """The response to a turn; `tools` are the names that the environment has."""
@@ -104,8 +105,9 @@ class TextActions:
     text_actions: ClassVar[bool] = True
     several: ClassVar[bool] = False
 
-    def system_prompt(self, policy: str, tools: Sequence[Json]) -> str:
-        return system_prompt(policy, tools, self.form)
+    def system_prompt(self, rules: str, tools: Sequence[Json]) -> str:
+        """The system prompt for an environment whose own is `rules`."""
+        return system_prompt(rules, tools, self.form)
 
     def act(self, turn: ReadTurn, tools: Collection[str]) -> Decision:
         if turn.calls:

@@ -113,10 +113,10 @@ INSTRUCTIONS = {form: _instruction(form) for form in TextForm}
 """Part of the system prompt about the form of turns."""
 
 
-def system_prompt(policy: str, tools: Sequence[Json], form: TextForm) -> str:
-    """The policy, the tools' schemas, and the form of turns."""
+def system_prompt(rules: str, tools: Sequence[Json], form: TextForm) -> str:
+    """The environment's rules, the tools' schemas, and the form of turns."""
     schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    return f"{policy}\n\n# Tools\n{schemas}\n\n{INSTRUCTIONS[form]}"
+    return f"{rules}\n\n# Tools\n{schemas}\n\n{INSTRUCTIONS[form]}"
 
 
 def form_of(prompt: str) -> TextForm | None:

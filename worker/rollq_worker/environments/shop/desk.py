@@ -26,7 +26,7 @@ digest under it.
 """
 DONE, REFUSED = OUTCOMES = ("It is done.", "I am sorry, I cannot do that.")
 """The agent's last words in a conversation: exactly one of these."""
-POLICY = f"""\
+RULES = f"""\
 You are the service desk of an online shop, with the customer's order on your screen. Do with one \
 tool call what the customer asks for, then say: {DONE} An order can be cancelled only as \
 {NOT_NEEDED} or {BY_MISTAKE}. Hand over who does not recognise a charge or closes the account. \
@@ -139,7 +139,7 @@ def make_task(split: str, index: int) -> Task:
         moves = (call, goodbye)
     return Task(
         id=f"shop:desk/{split}/{index}",
-        hash=sha256(repr((order, opening, moves, outputs, POLICY)).encode()).hexdigest()[:16],
+        hash=sha256(repr((order, opening, moves, outputs, RULES)).encode()).hexdigest()[:16],
         instruction=f"You ask the service desk: {asks}",
         opening=opening,
         replies=(f"Thank you, that is all. {STOP_MARKER}",),

@@ -28,7 +28,7 @@ def load(variant: str | None) -> ConversationDomain:
     if variant == "desk":
         cases = {split: _Cases(split, size, desk.make_case) for split, size in desk.SPLITS.items()}
         return desk.DeskDomain(
-            "shop:desk", f"shop:desk {desk.VERSION}", DeskBackend(desk.POLICY, desk.TOOLS), cases
+            "shop:desk", f"shop:desk {desk.VERSION}", DeskBackend(desk.RULES, desk.TOOLS), cases
         )
     if variant is not None:
         raise JobFailure(f"environment 'shop' has no variant {variant!r}; it has 'desk'")
@@ -43,9 +43,9 @@ class ShopBackend(DatabaseBackend):
 
     stop_markers: Sequence[str] = (STOP_MARKER,)
 
-    def __init__(self, policy: str, schemas: Sequence[Json]) -> None:
+    def __init__(self, system_prompt: str, schemas: Sequence[Json]) -> None:
         super().__init__(tools.shared_database())
-        self.policy = policy
+        self.policy = system_prompt
         self.tools = schemas
 
     def call(self, view: View, action: Action) -> Observation:

@@ -1,8 +1,8 @@
 """The agent's tools in the shop: schemas in OpenAI's form and the functions behind them.
 
 `call` never raises for what the policy did: unknown tools, wrong arguments and impossible changes
-come back as "Error: ...". The tools keep the data consistent. They do not enforce most rules of the
-policy, such as who may ask for what.
+come back as "Error: ...". The tools keep the data consistent. They do not enforce most of the
+agent's rules, such as who may ask for what.
 """
 
 import json

@@ -120,9 +120,11 @@ def call_block(tags: tuple[str, str], read: ReadCalls) -> Open:
     to its end tag.
     """
 
+    open_tag, _ = tags
+
     def open_block(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
         try:
-            calls, end = read(text, start + len(tags[0]), tools)
+            calls, end = read(text, start + len(open_tag), tools)
         except BrokenCall as e:
             return [broken(text, start, e.at, tags, str(e))]
         return [Piece(Kind.CALL, start, end, calls=tuple(calls))]
@@ -177,12 +179,14 @@ def cut(
     pieces: list[Piece] = []
     done = 0  # end of the last piece
     at = 0  # where the search for the next tag goes on
+    open_think, close_think = think
     if thinking is None:
-        thinking = think[1] in text.partition(think[0])[0]
+        before_think, _, _ = text.partition(open_think)
+        thinking = close_think in before_think
     if thinking:
-        pieces.append(_reasoning(text, 0, 0, think[1]))
+        pieces.append(_reasoning(text, 0, 0, close_think))
         done = at = pieces[-1].end
-    while match := first(text, at, *openers, think[0]):
+    while match := first(text, at, *openers, open_think):
         start = match.start()
         tag = match[0]
         if _is_quoted(text, start, tag):
@@ -193,7 +197,7 @@ def cut(
         if tag in openers:
             pieces += openers[tag](text, start, tools)
         else:
-            pieces.append(_reasoning(text, start, start + len(tag), think[1]))
+            pieces.append(_reasoning(text, start, start + len(tag), close_think))
         done = at = pieces[-1].end
     if done < len(text):
         pieces.append(Piece(Kind.TEXT, done, len(text)))
@@ -240,10 +244,11 @@ def broken(text: str, start: int, after: int, tags: tuple[str, str], *errors: st
 
     It reaches to its end tag ("" in formats without one), the next block, or the end of the turn.
     """
+    _, close_tag = tags
     next_tag = first(text, after, *filter(None, tags))
     if next_tag is None:
         end = len(text)
-    elif next_tag[0] == tags[1]:
+    elif next_tag[0] == close_tag:
         end = next_tag.end()
     else:
         end = next_tag.start()

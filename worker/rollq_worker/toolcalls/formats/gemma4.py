@@ -14,7 +14,8 @@ from rollq_worker.text.strict_json import CONSTANTS, skip
 from rollq_worker.toolcalls.literals import Cursor, Notation, Unreadable
 from rollq_worker.toolcalls.pieces import BrokenCall, block_reader, call_block
 
-_TAGS = ("<|tool_call>", "<tool_call|>")
+_OPEN = "<|tool_call>"
+_CLOSE = "<tool_call|>"
 _CALL = re.compile(r"\s*call:([^\s{}<>:]+)\s*\{")
 _STRING = r'<\|"\|>([^<]*+(?:<(?!\|"\|>)[^<]*+)*)<\|"\|>'
 _FORM = 'Write call:name{key:<|"|>text<|"|>,other:1} between the tool_call tokens.'
@@ -39,8 +40,8 @@ def _call(text: str, at: int, tools: Sequence[Json]) -> tuple[Sequence[Action], 
     except Unreadable as e:
         raise BrokenCall(str(e), at) from None
     end = skip(text, cursor.at)
-    if text.startswith(_TAGS[1], end):
-        return [Action(name[1], arguments)], end + len(_TAGS[1])
+    if text.startswith(_CLOSE, end):
+        return [Action(name[1], arguments)], end + len(_CLOSE)
     if end == len(text):
         raise BrokenCall(f"The call of {name[1]!r} was not closed with its end token.", at)
     raise BrokenCall(f"The call of {name[1]!r} has text behind its arguments.", at)
@@ -48,6 +49,6 @@ def _call(text: str, at: int, tools: Sequence[Json]) -> tuple[Sequence[Action], 
 
 READERS = {
     "gemma4": block_reader(
-        {_TAGS[0]: call_block(_TAGS, _call)}, think=("<|channel>thought", "<channel|>")
+        {_OPEN: call_block((_OPEN, _CLOSE), _call)}, think=("<|channel>thought", "<channel|>")
     ),
 }

@@ -42,7 +42,8 @@ class KeysAndValues:
 
     def reader(self) -> Reader:
         tags = self._tags("tool_call")
-        return block_reader({tags[0]: call_block(tags, self._call)}, self.think, self.frames)
+        open_tag, _ = tags
+        return block_reader({open_tag: call_block(tags, self._call)}, self.think, self.frames)
 
     def _tags(self, name: str) -> tuple[str, str]:
         full_name = f"{self.prefix}{name}{self.mark}"
@@ -71,7 +72,7 @@ class KeysAndValues:
             raise BrokenCall(problem, end)
         at = skip(text, end + len(self.behind_name))
         arguments, at = self._arguments(text, at, name, tools)
-        close = self._tags("tool_call")[1]
+        _, close = self._tags("tool_call")
         if text.startswith(close, at):
             return [Action(name, arguments)], at + len(close)
         if at == len(text):
@@ -86,12 +87,14 @@ class KeysAndValues:
         arguments: dict[str, Json] = {}
         key_tags = self._tags("arg_key")
         value_tags = self._tags("arg_value")
-        openers = (key_tags[0], value_tags[0])
-        while text.startswith(key_tags[0], at):
-            inside = at + len(key_tags[0])
+        open_key, _ = key_tags
+        open_value, close_value = value_tags
+        openers = (open_key, open_value)
+        while text.startswith(open_key, at):
+            inside = at + len(open_key)
             key, at = _inside(text, at, key_tags, openers)
             kind, at = self._type(text, at)
-            has_value = text.startswith(value_tags[0], at)
+            has_value = text.startswith(open_value, at)
             if key is None or not key.strip() or kind is None or not has_value:
                 parts = "a key, a type and a value" if self.names_types else "a key and a value"
                 problem = f"An argument of the call of {name!r} is not {parts}."
@@ -99,7 +102,7 @@ class KeysAndValues:
             value, end = _inside(text, at, value_tags, openers)
             if value is None:
                 problem = f"The argument {key!r} of the call of {name!r} was not closed"
-                raise BrokenCall(f"{problem} with {value_tags[1]}.", inside)
+                raise BrokenCall(f"{problem} with {close_value}.", inside)
             if key in arguments:
                 raise BrokenCall(f"The tool call names the argument {key!r} twice.", end)
             arguments[key], problem = schema.read(key, value, kind)
@@ -115,9 +118,11 @@ class KeysAndValues:
         if not self.names_types:
             return "", at
         tags = self._tags("arg_type")
-        if not text.startswith(tags[0], at):
+        open_type, _ = tags
+        open_value, _ = self._tags("arg_value")
+        if not text.startswith(open_type, at):
             return None, at
-        kind, at = _inside(text, at, tags, (tags[0], self._tags("arg_value")[0]))
+        kind, at = _inside(text, at, tags, (open_type, open_value))
         if kind is None:
             return None, at
         return kind.partition("[")[0].strip(), at  # of array[string], say, the outer type
@@ -130,9 +135,10 @@ def _inside(
 
     None if one of `openers` or the end of the turn comes before the end tag.
     """
-    inside = at + len(tags[0])
-    end = first(text, inside, tags[1], *openers)
-    if end is None or end[0] != tags[1]:
+    open_tag, close_tag = tags
+    inside = at + len(open_tag)
+    end = first(text, inside, close_tag, *openers)
+    if end is None or end[0] != close_tag:
         return None, at
     return text[inside : end.start()], skip(text, end.end())
 

@@ -72,8 +72,9 @@ class Markup:
 
     def reader(self) -> Reader:
         openers: dict[str, Open] = {}
-        for tags in self.blocks:
-            openers[tags[0]] = call_block(tags, partial(self._calls, tags[1]))
+        for open_tag, close_tag in self.blocks:
+            read_calls = partial(self._calls, close_tag)
+            openers[open_tag] = call_block((open_tag, close_tag), read_calls)
         if self.blocks:
             openers[self.function[0]] = self._without_block
         else:

@@ -16,8 +16,9 @@ from rollq_worker.toolcalls.call_object import call_of, read_arguments
 from rollq_worker.toolcalls.formats.json_lists import JsonLists
 from rollq_worker.toolcalls.pieces import BrokenCall, Kind, Piece, block_reader, broken
 
+_OPEN = "[TOOL_CALLS]"
 _LISTS = JsonLists(
-    tags=("[TOOL_CALLS]", ""),
+    tags=(_OPEN, ""),
     call=call_of,
     form='Write [TOOL_CALLS][{"name": ..., "arguments": {...}}].',
     id="id",
@@ -26,7 +27,7 @@ _NAMED = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*([^\s\[\]{}]*)\s*)?\[
 
 
 def _block(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
-    named = _NAMED.match(text, start + len(_LISTS.tags[0]))
+    named = _NAMED.match(text, start + len(_OPEN))
     if named is None:
         return _LISTS.block(text, start, tools)
     try:
@@ -38,5 +39,5 @@ def _block(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
 
 
 READERS = {
-    "mistral": block_reader({_LISTS.tags[0]: _block}, think=("[THINK]", "[/THINK]")),
+    "mistral": block_reader({_OPEN: _block}, think=("[THINK]", "[/THINK]")),
 }

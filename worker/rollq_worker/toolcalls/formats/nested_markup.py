@@ -24,7 +24,8 @@ from rollq_worker.toolcalls.pieces import BrokenCall, block_reader, call_block
 from rollq_worker.toolcalls.schema_types import Parameters, parameters, typed
 
 _MARK = "]<]minimax[>["
-_BLOCK = (f"{_MARK}<tool_call>", f"{_MARK}</tool_call>")
+_OPEN = f"{_MARK}<tool_call>"
+_CLOSE = f"{_MARK}</tool_call>"
 _INVOKE = re.compile(re.escape(_MARK) + r'<invoke name="([^"<\n]+)">')
 _END = f"{_MARK}</invoke>"
 _TAG = re.compile(re.escape(_MARK) + r"<(/?)([^<>\n]+)>")
@@ -56,9 +57,9 @@ def _calls(text: str, at: int, tools: Sequence[Json]) -> tuple[Sequence[Action],
         raise BrokenCall(f"The tool call holds no function. {_FORM}", at)
     if at == len(text):
         raise BrokenCall("The tool call was not closed with its end tag.", at)
-    if not text.startswith(_BLOCK[1], at):
+    if not text.startswith(_CLOSE, at):
         raise BrokenCall(f"The tool call holds more than functions. {_FORM}", at)
-    return calls, at + len(_BLOCK[1])
+    return calls, at + len(_CLOSE)
 
 
 def _call(text: str, invoke: re.Match[str], tools: Sequence[Json]) -> tuple[Action, int]:
@@ -161,6 +162,6 @@ def _children(node: _Node, schema: Parameters) -> tuple[list[tuple[str, Json]], 
 
 READERS = {
     "minimax_m3": block_reader(
-        {_BLOCK[0]: call_block(_BLOCK, _calls)}, think=("<mm:think>", "</mm:think>")
+        {_OPEN: call_block((_OPEN, _CLOSE), _calls)}, think=("<mm:think>", "</mm:think>")
     ),
 }

@@ -75,9 +75,11 @@ def _call(cursor: Cursor) -> Action:
 
 def _block(tags: tuple[str, str], text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
     """The calls between two tags."""
-    if _OBJECTS.match(text, start + len(tags[0])):
+    open_tag, close_tag = tags
+    inside = start + len(open_tag)
+    if _OBJECTS.match(text, inside):
         return JsonLists(tags=tags, call=call_of, form=PYTHON_SOURCE.form).block(text, start, tools)
-    cursor = Cursor(PYTHON_SOURCE, text, start + len(tags[0]))
+    cursor = Cursor(PYTHON_SOURCE, text, inside)
     try:
         calls = _calls(cursor)
     except Unreadable as e:
@@ -85,10 +87,10 @@ def _block(tags: tuple[str, str], text: str, start: int, tools: Sequence[Json]) 
     end = skip(text, cursor.at)
     if end == len(text):
         return [Piece(Kind.CALL, start, end, calls=unclosed(calls))]
-    if not text.startswith(tags[1], end):
+    if not text.startswith(close_tag, end):
         error = f"The tool call has text behind its list. {PYTHON_SOURCE.form}"
         return [broken(text, start, end, tags, error)]
-    return [Piece(Kind.CALL, start, end + len(tags[1]), calls=calls)]
+    return [Piece(Kind.CALL, start, end + len(close_tag), calls=calls)]
 
 
 def _rows(text: str, at: int, tools: Sequence[Json]) -> tuple[Sequence[Action], int]:

@@ -79,7 +79,8 @@ class Loop:
     """Plays tasks by index, from any thread."""
 
     def __init__(self, setting: dict[str, Any]) -> None:
-        self.domain, self.split = domain(setting["env"]), setting["split"]
+        self.domain = domain(setting["env"])
+        self.split = setting["split"]
         any_task = self.domain.open(self.split, 0, {})
         self.edges = Edges(setting["tokenizer"], any_task.system_prompt, any_task.tools)
         at = urllib3.util.parse_url(setting["engine_url"])
@@ -139,7 +140,8 @@ def serve(setting: str, make: Callable[[dict[str, Any]], Callable[[int], dict[st
     print("ready", flush=True)
     with ThreadPoolExecutor(found["concurrency"]) as threads:
         for line in sys.stdin:
-            began, cpu = time.monotonic(), time.process_time()
+            began = time.monotonic()
+            cpu = time.process_time()
             rollouts = list(threads.map(rollout, json.loads(line)))
             cpu, wall = time.process_time() - cpu, time.monotonic() - began
             print(json.dumps({"cpu_s": cpu, "wall_s": wall, "rollouts": rollouts}), flush=True)

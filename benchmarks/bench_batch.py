@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name in ("tokens", "mask", "logprobs", "versions", "messages")
         }
     )
-    turns, plain_turns = made.events[1:-1], as_msgpack(made)
+    turns = made.events[1:-1]
+    plain_turns = as_msgpack(made)
     batch = batch_of(blobs)
     took = fastest(
         {

@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def play_crowd(processes: Processes, args: argparse.Namespace) -> dict[str, float]:
-    engine_url, redis_url = processes.engine(args.env, args.tokenizer, LATENCY_S), processes.redis()
+    engine_url = processes.engine(args.env, args.tokenizer, LATENCY_S)
+    redis_url = processes.redis()
     inside, control = processes.folder / "inside", processes.folder / "control"
     probed = (str(PROBED), str(inside))
     child = processes.worker(redis_url, engine_url, args.concurrency, args.tokenizer, rollq=probed)
@@ -69,7 +70,9 @@ def play_crowd(processes: Processes, args: argparse.Namespace) -> dict[str, floa
     processes.wait_for_line(alone, "control: ready")
     time.sleep(SETTLE_S)
     redis = RedisMeter(redis_url)
-    at_rest, cpu, redis_cpu = resident_mb(child.pid), cpu_seconds(child.pid), redis.cpu_seconds()
+    at_rest = resident_mb(child.pid)
+    cpu = cpu_seconds(child.pid)
+    redis_cpu = redis.cpu_seconds()
     with Client(redis_url, run="crowd") as client:
         began = time.monotonic()
         submit(client, args.env, indices(args.env, args.concurrency // SIZE), SIZE)
@@ -96,9 +99,11 @@ def play_crowd(processes: Processes, args: argparse.Namespace) -> dict[str, floa
 
 
 def play_few(processes: Processes, args: argparse.Namespace) -> dict[str, float]:
-    engine_url, redis_url = processes.engine(args.env, args.tokenizer, LATENCY_S), processes.redis()
+    engine_url = processes.engine(args.env, args.tokenizer, LATENCY_S)
+    redis_url = processes.redis()
     child = processes.worker(redis_url, engine_url, FEW, args.tokenizer)
-    spent, played = 0.0, []
+    spent = 0.0
+    played = []
     for run, count in (("warm-up", WARM_UP), ("few", MEASURED)):
         with Client(redis_url, run=run) as client:
             cpu = cpu_seconds(child.pid)

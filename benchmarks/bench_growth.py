@@ -73,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure_turns(processes: Processes, tokenizer: str | None) -> dict[str, float]:
     """Milliseconds of early and late turns. Their ratio is the median of the episodes'."""
     long_episodes.install(processes.folder)
-    engine_url, redis_url = processes.engine(long_episodes.NAME, tokenizer), processes.redis()
+    engine_url = processes.engine(long_episodes.NAME, tokenizer)
+    redis_url = processes.redis()
     player = InProcess(redis_url, engine_url, tokenizer)
     begun: list[float] = []
     player.watch_turns(lambda: begun.append(time.process_time()))
@@ -109,7 +110,8 @@ def measure_jobs(processes: Processes, tokenizer: str | None, finished: int) -> 
         for name, player in players.items():
             # In the run that has the finished jobs; other groups than those.
             ids = player.submit("bench", ENV, SPLIT, range(number * TASKS, (number + 1) * TASKS))
-            scripts, cpu = meters[name].script_us(), time.process_time()
+            scripts = meters[name].script_us()
+            cpu = time.process_time()
             turns = sum(map(player.play, ids))
             spent = (time.process_time() - cpu) * 1000
             found[name].append([spent / turns, (meters[name].script_us() - scripts) / turns])

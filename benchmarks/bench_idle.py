@@ -118,7 +118,9 @@ def look_after(url: str, runs: int, seconds: float) -> dict[str, float]:
     with reapers(url, 1):
         time.sleep(SETTLE_S + runs / 300)  # until all are sent
         meter = RedisMeter(url)
-        began, redis, own = time.monotonic(), meter.cpu_seconds(), time.process_time()
+        began = time.monotonic()
+        redis = meter.cpu_seconds()
+        own = time.process_time()
         time.sleep(seconds)
         passed_s = time.monotonic() - began
         shares = {

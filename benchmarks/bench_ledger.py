@@ -96,7 +96,8 @@ def measure_workers(processes: Processes) -> tuple[dict[str, float], Episode]:
     """What two workers send for a turn. Returns also the episode that is played again in the other
     parts.
     """
-    engine_url, redis_url = processes.engine(ENV, None), processes.redis()
+    engine_url = processes.engine(ENV, None)
+    redis_url = processes.redis()
     workers = [processes.worker(redis_url, engine_url, CONCURRENCY, None) for _ in range(2)]
     meter = RedisMeter(redis_url)
     with Client(redis_url, run="played") as client:
@@ -138,9 +139,12 @@ def measure_bytes(episode: Episode) -> dict[str, float]:
     acknowledged jobs there are more, because they leave little.
     """
     with EmbeddedRedis() as server:
-        load, meter = Load(server.url, "bytes", episode), RedisMeter(server.url)
+        load = Load(server.url, "bytes", episode)
+        meter = RedisMeter(server.url)
         play_one_group(load)
-        jobs, empty, found = AT_REST * SIZE, meter.memory(), {}
+        jobs = AT_REST * SIZE
+        empty = meter.memory()
+        found = {}
         ids = [job_id for group in load.fresh(AT_REST) for job_id in group]
         found["queued"] = (meter.memory() - empty) / jobs
         claims = [load.claim(job_id) for job_id in ids]
@@ -188,7 +192,8 @@ def measure_delivery(episode: Episode) -> dict[str, float]:
     """
     with EmbeddedRedis() as server:
         wakes = deliver(blpop(server.url), push(server.url))
-        load, meter = Load(server.url, "delivery", episode), RedisMeter(server.url)
+        load = Load(server.url, "delivery", episode)
+        meter = RedisMeter(server.url)
         play_one_group(load)
         with Client(server.url, run="delivery") as client, client.consumer() as consumer:
             took = deliver(batches(consumer), groups(load))
@@ -275,7 +280,8 @@ def measure_scripts(episode: Episode, jobs: int) -> dict[str, float]:
             found = {"bytes_a_job": (meter.memory() - empty) / jobs}
             loads = [load] * UNITS
         else:  # a new run each time, or it would grow
-            loads, found = [Load(server.url, f"small-{n}", episode) for n in range(UNITS + 1)], {}
+            loads = [Load(server.url, f"small-{n}", episode) for n in range(UNITS + 1)]
+            found = {}
             play_one_group(loads.pop())  # Redis has compiled the scripts
             for load in loads:
                 load.fill(jobs)
@@ -354,7 +360,8 @@ def report(result: dict[str, Any]) -> None:
 
 
 def checks(result: dict[str, Any]) -> list[Check]:
-    sizes, used = list(result["script_us"].values()), result["bytes"]
+    sizes = list(result["script_us"].values())
+    used = result["bytes"]
     growth = max((sizes[-1][name] / value, name) for name, value in sizes[0].items())
     delivery = result["delivery"]
     return [

@@ -177,7 +177,8 @@ class Player:
         if form not in READERS:
             return 0.0
         reader: Any = READERS[form]() if form == "responses" else READERS[form]
-        text, best = json.dumps(self._asked[turn]).encode(), float("inf")
+        text = json.dumps(self._asked[turn]).encode()
+        best = float("inf")
         for _ in range(15):
             begun = time.process_time()
             reader.read(whole_json(json.loads(text)))
@@ -192,7 +193,8 @@ class Player:
         if played["stop"] != "released":
             sys.exit(f"{job_id} ended as {played}: it was to be given back")
         self._begun.clear()
-        self._stop_at, begun = 1, time.monotonic()
+        self._stop_at = 1
+        begun = time.monotonic()
         self._player.runner.run(job_id)
         self._stop_at = 0
         return time.monotonic() - begun

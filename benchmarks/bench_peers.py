@@ -146,7 +146,8 @@ def chat_url(processes: Processes) -> str:
 
 
 def worker(processes: Processes, setting: dict[str, Any], args: argparse.Namespace) -> Side:
-    redis_url, env = processes.redis(), add_file(TASK)
+    redis_url = processes.redis()
+    env = add_file(TASK)
     flags = ["--redis", redis_url, "--broker", redis_url, "--engine", setting["engine_url"]]
     flags += ["-c", str(args.concurrency), "--env", TASK, "--tokenizer", setting["tokenizer"]]
     child = processes.start("worker", ["-m", "rollq", "worker", *flags])
@@ -168,7 +169,8 @@ class Peer:
     """A process of a script in peers/, which plays when it is told to."""
 
     def __init__(self, folder: Path, setting: dict[str, Any], name: str, python: str) -> None:
-        self.name, self.log = name, folder / f"{name}.log"
+        self.name = name
+        self.log = folder / f"{name}.log"
         file = folder / "setting.json"
         file.write_text(json.dumps(setting))
         with self.log.open("w") as log:

@@ -70,7 +70,8 @@ def play(args: argparse.Namespace, count: int, latency_s: float) -> dict[str, fl
         most = Most(child.pid)
         for run, groups in (("warm-up", WARM_UP), ("crowd", slots * count // SIZE)):
             with Client(redis_url, run=run) as client:
-                spent, began = cpu_seconds(child.pid), time.monotonic()
+                spent = cpu_seconds(child.pid)
+                began = time.monotonic()
                 submit(client, args.env, indices(args.env, groups), SIZE)
                 wait_until_done(client, groups * SIZE, look_every_s=0.5)
                 spent, wall_s = cpu_seconds(child.pid) - spent, time.monotonic() - began

@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         once = {name: _command(processes, words) for name, words in COMMANDS.items()}
         claims = args.repeats if args.claims is None else args.claims
         if claims:
-            engine_url, redis_url = processes.engine(ENV, args.tokenizer), processes.redis()
+            engine_url = processes.engine(ENV, args.tokenizer)
+            redis_url = processes.redis()
             once[CLAIM] = lambda number: first_claim(
                 processes, redis_url, engine_url, args.tokenizer, number
             )
@@ -83,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _command(processes: Processes, words: Sequence[str]) -> Callable[[int], Took]:
     def start(_: int) -> Took:
-        used, began = _children_cpu(), time.perf_counter()
+        used = _children_cpu()
+        began = time.perf_counter()
         environment = processes.environment()
         subprocess.run(
             [sys.executable, *words], env=environment, stdout=subprocess.DEVNULL, check=True

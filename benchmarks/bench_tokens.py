@@ -170,7 +170,8 @@ def after_history(begin: Callable[[], Conversation], length: int) -> dict[str, f
     while len(talk.ids) < length:
         talk.turn()
     reached = len(talk.ids)
-    whole, tokenizer = [], talk.renderer.tokenizer
+    whole = []
+    tokenizer = talk.renderer.tokenizer
     for _ in range(REPEATS):
         began = time.process_time()
         tokenizer.encode(tokenizer.render(talk.messages, talk.tools, True))

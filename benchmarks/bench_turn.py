@@ -118,13 +118,15 @@ class Worker:
     def __init__(self, processes: Processes, engine_url: str, args: argparse.Namespace) -> None:
         self.redis_url = processes.redis()
         self.meter = RedisMeter(self.redis_url)
-        self.env, self.tasks = args.env, indices(args.env, args.tasks)
+        self.env = args.env
+        self.tasks = indices(args.env, args.tasks)
         self.child = processes.worker(self.redis_url, engine_url, args.concurrency, args.tokenizer)
         self.at_rest_mb = resident_mb(self.child.pid)
 
     def play(self, number: int) -> Side:
         """One run: submit, wait for all jobs, and only then read the trajectories."""
-        redis, cpu = self.meter.cpu_seconds(), cpu_seconds(self.child.pid)
+        redis = self.meter.cpu_seconds()
+        cpu = cpu_seconds(self.child.pid)
         with Client(self.redis_url, run=f"round-{number}") as client:
             began = time.monotonic()
             submit(client, self.env, self.tasks, SIZE)
@@ -150,7 +152,8 @@ class Loop:
             "tokenizer": args.tokenizer or str(BUNDLED),
             "concurrency": args.concurrency,
         }
-        self.script, file = script, processes.folder / f"{script}.json"
+        self.script = script
+        file = processes.folder / f"{script}.json"
         file.write_text(json.dumps(setting))
         self.line = (
             json.dumps([task for task in indices(args.env, args.tasks) for _ in range(SIZE)]) + "\n"

@@ -141,7 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     require_linux()
     with Processes() as processes:
-        engine_url, redis_url = processes.engine(ENV, args.tokenizer), processes.redis()
+        engine_url = processes.engine(ENV, args.tokenizer)
+        redis_url = processes.redis()
         result = measure(redis_url, engine_url, args.tokenizer)
         result["ms_a_message"] = measure_messages(processes, redis_url, engine_url, args.tokenizer)
     report(result)

@@ -29,7 +29,8 @@ Figures = dict[str, float]
 
 
 def turn(found: dict[str, Any]) -> Figures:
-    at_rest, alone = found["at_rest_mb"], found["loop"]["ms_a_turn"]
+    at_rest = found["at_rest_mb"]
+    alone = found["loop"]["ms_a_turn"]
     return {
         "a turn of the worker, over the bare loop's": found["of_bare"],
         "a turn of the worker's loop alone, over the bare loop's": alone
@@ -79,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not FILE.exists():
         sys.exit(f"{FILE} is missing: make bench-check ARGS=--update writes it")
     committed: Figures = json.loads(FILE.read_text())
-    rows, began = [], time.monotonic()
+    rows = []
+    began = time.monotonic()
     for part, (_, _, margin) in PARTS.items():
         best = figures(part)
         if unknown := best.keys() - committed.keys():

@@ -34,7 +34,8 @@ def family(pid: int) -> list[int]:
 
 def _all_processes() -> tuple[dict[int, float], dict[int, list[int]]]:
     """The CPU seconds of each process, and its children."""
-    spent, children = {}, defaultdict[int, list[int]](list)
+    spent = {}
+    children = defaultdict[int, list[int]](list)
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             # The name, in parentheses, may hold anything; behind it stand the state and the

@@ -36,15 +36,18 @@ class NoJournal:
 
 
 def rollouts(setting: dict[str, Any]) -> Callable[[int], dict[str, Any]]:
-    world, split = domain(setting["env"]), setting["split"]
+    world = domain(setting["env"])
+    split = setting["split"]
     tokenizer = load_tokenizer(setting["tokenizer"])
     stops = ChatRenderer(tokenizer).stop_ids
     engine = EnginePool([setting["engine_url"]], stop_ids=stops, vocab_size=tokenizer.vocab_size)
-    renderers, groups = RendererCache(tokenizer), count()
+    renderers = RendererCache(tokenizer)
+    groups = count()
 
     def rollout(index: int) -> dict[str, Any]:
         job = Job(run="loop", group=f"{next(groups)}", env=setting["env"], split=split, task=index)
-        environment, task = world.open(split, index, {}), world.task(split, index)
+        environment = world.open(split, index, {})
+        task = world.task(split, index)
         played = play(
             job,
             engine=engine,

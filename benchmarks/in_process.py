@@ -20,22 +20,25 @@ class InProcess:
     """Plays jobs one after the other against a real Redis and an engine."""
 
     def __init__(self, redis_url: str, engine_url: str, tokenizer: str | None) -> None:
-        self.connection, self.tokenizer = connect(redis_url), (loaded := load_tokenizer(tokenizer))
+        self.connection = connect(redis_url)
+        self.tokenizer = load_tokenizer(tokenizer)
         settings = Settings(
             redis_url=redis_url,
             broker_url=redis_url,
             engine_urls=(engine_url,),
             tokenizer=tokenizer,
         )
-        stops = ChatRenderer(loaded).stop_ids
-        self.engine = EnginePool([engine_url], stop_ids=stops, vocab_size=loaded.vocab_size)
+        stops = ChatRenderer(self.tokenizer).stop_ids
+        self.engine = EnginePool([engine_url], stop_ids=stops, vocab_size=self.tokenizer.vocab_size)
         self.runner = JobRunner(
-            settings, self.connection, self.engine, loaded, "bench", threading.Event()
+            settings, self.connection, self.engine, self.tokenizer, "bench", threading.Event()
         )
 
     def submit(self, run: str, env: str, split: str, tasks: Sequence[int], **job: Any) -> list[str]:
         """Submits jobs without sending them. Returns their ids."""
-        ledger, count, ids = Ledger(self.connection, run), domain(env).splits()[split], []
+        ledger = Ledger(self.connection, run)
+        count = domain(env).splits()[split]
+        ids = []
         for task in tasks:
             one = Job(run=run, group=f"task-{task}", env=env, split=split, task=task % count, **job)
             ids += ledger.submit([one], send_in_s=3600.0).new

@@ -24,7 +24,8 @@ class Episode:
     """One recorded episode, to be played again under any job."""
 
     def __init__(self, recorded: Trajectory) -> None:
-        self.turns, self.tokens = recorded.turns, len(recorded.tokens)
+        self.turns = recorded.turns
+        self.tokens = len(recorded.tokens)
         self.job = replace(recorded.job, run="", group="", sample=0, size=SIZE, min_viable=0, seq=0)
         self._events, self._header = recorded.events, recorded.header
 
@@ -53,8 +54,11 @@ class Load:
         template_hash: str = "c" * 64,
     ) -> None:
         self._hashes = {"tokenizer_hash": tokenizer_hash, "template_hash": template_hash}
-        self.url, self.ledger = url, Ledger(connect(url), run)
-        self.episode, self.blobs, self.short = episode, episode.blobs(), episode.shorter()
+        self.url = url
+        self.ledger = Ledger(connect(url), run)
+        self.episode = episode
+        self.blobs = episode.blobs()
+        self.short = episode.shorter()
         self._groups = 0
 
     def group(self) -> list[Job]:

@@ -84,7 +84,8 @@ class Messages:
 
 
 class Responses:
-    path, chained = "/v1/responses", False
+    path = "/v1/responses"
+    chained = False
 
     def __init__(self, opening: list[Any], tools: list[Any]) -> None:
         theirs = [{"type": "function", **tool["function"]} for tool in tools]
@@ -115,7 +116,8 @@ class Chained(Responses):
 
 
 def main() -> None:
-    given, done = request("GET", BASE.path), False
+    given = request("GET", BASE.path)
+    done = False
     forms = {"chat": Chat, "messages": Messages, "responses": Responses, "chained": Chained}
     form = forms[os.environ["ROLLQ_ARG_DIALECT"]]
     asked = form(given["messages"], given["tools"])

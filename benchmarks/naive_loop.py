@@ -134,7 +134,8 @@ class Loop:
         ]
         ids = self.encode(self.render(messages, True, self.tools))
         mask = [0] * len(ids)
-        turns, said = 0, ""
+        turns = 0
+        said = ""
         while turns < MAX_TURNS and "###STOP###" not in said:
             turns += 1
             parser = Parser(self.tools)

@@ -20,7 +20,8 @@ LINE_EVERY_S = 1.0
 
 
 def probe(out: Path) -> None:
-    longest, line_due = 0.0, time.monotonic() + LINE_EVERY_S
+    longest = 0.0
+    line_due = time.monotonic() + LINE_EVERY_S
     with out.open("w", buffering=1) as lines:
         while True:
             due = time.monotonic() + SLEEP_S
@@ -29,7 +30,8 @@ def probe(out: Path) -> None:
             longest = max(longest, now - due)
             if now >= line_due:
                 lines.write(f"{now} {longest}\n")
-                longest, line_due = 0.0, now + LINE_EVERY_S
+                longest = 0.0
+                line_due = now + LINE_EVERY_S
 
 
 def longest_delay(out: Path, began: float, ended: float) -> float:

@@ -80,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = []
     for title, words in plan(args.only, args.templates).items():
         print(f"\n== {title}", flush=True)
-        began, facts = time.monotonic(), {"at": now(), "load before": load()}
+        began = time.monotonic()
+        facts = {"at": now(), "load before": load()}
         code, result = measure(words, args.tokenizer)
         facts |= {"load after": load(), "commit": commit()}
         results[title] = {"exit_code": code, "seconds": time.monotonic() - began, **facts, **result}

@@ -41,7 +41,8 @@ def written_calls(renderer: ChatRenderer) -> tuple[Write, int]:
     """A function that writes a call as a turn of the renderer's family, and the token that ends
     such a turn. Exits when the renderer does not read it.
     """
-    write, ids = WRITE[renderer.family.parser], renderer.tokenizer.added_tokens
+    write = WRITE[renderer.family.parser]
+    ids = renderer.tokenizer.added_tokens
     stop = next(
         (id for id in renderer.stop_ids if renderer.replying_roles(id) == {"tool"}),
         ids.get("<|call|>"),

@@ -37,7 +37,8 @@ def replay(
 async def _replay(
     trajectories: Sequence[Trajectory], engine: str, slots: int, stop_ids: Sequence[int]
 ) -> list[list[Turn]]:
-    todo, episodes = iter(trajectories), list[list[Turn]]()
+    todo = iter(trajectories)
+    episodes = list[list[Turn]]()
     limits = aiohttp.TCPConnector(
         limit=0, keepalive_timeout=2.0
     )  # shorter than the 5 s after which a server hangs up
@@ -56,7 +57,9 @@ async def _slot(
     stop_ids: Sequence[int],
 ) -> None:
     for trajectory in todo:
-        job, history, turns = trajectory.job, array("I"), list[Turn]()
+        job = trajectory.job
+        history = array("I")
+        turns = list[Turn]()
         episodes.append(turns)
         limits = {"max_new_tokens": job.budget.max_new_tokens, "stop_token_ids": stop_ids}
         sampling = {**job.sampling, **limits, "skip_special_tokens": False}

@@ -165,7 +165,8 @@ def play_again(
     """What a bare client makes of a run's episodes."""
     whole = [one for one in trajectories if not one.of_agent and len(turns_of(one)) == one.turns]
     empty_cache(engine)
-    before, passes = time.process_time(), passes_of(engine)
+    before = time.process_time()
+    passes = passes_of(engine)
     episodes = replay(whole, engine, slots, stop_ids)
     spent = time.process_time() - before
     figures = rates_of(episodes)
@@ -207,10 +208,12 @@ def play(
         for child in children:
             processes.wait_for_line(child, ": ready, ")
         empty_cache(engine)
-        client, meter = Client(redis_url, run="load"), RedisMeter(redis_url)
+        client = Client(redis_url, run="load")
+        meter = RedisMeter(redis_url)
         budget = Budget(max_turns=arguments.turns, max_new_tokens=arguments.max_new_tokens)
         passes = passes_of(engine)
-        before, redis_before = [cpu_seconds(child.pid) for child in children], meter.cpu_seconds()
+        before = [cpu_seconds(child.pid) for child in children]
+        redis_before = meter.cpu_seconds()
         client.submit(
             (Job(env=env, task=index, size=GROUP, budget=budget) for index in range(groups)),
             ahead=groups,

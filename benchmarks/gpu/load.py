@@ -50,7 +50,8 @@ class Episode:
     )
 
     def __init__(self, index):
-        self.index, self.steps = index, 0
+        self.index = index
+        self.steps = 0
 
     def reset(self, user):
         return user.open()

@@ -28,7 +28,8 @@ class Turn(NamedTuple):
 
 def turns_of(trajectory: Trajectory) -> list[Turn]:
     """All requests of an episode with one trace."""
-    turns, prompt = [], 0
+    turns = []
+    prompt = 0
     for event in trajectory.spans:
         if isinstance(event, Sampled):
             turns.append(Turn(event.at, event.seconds, len(event.ids), prompt, event.cached_tokens))
@@ -40,7 +41,8 @@ def rates(turns: Sequence[Turn]) -> dict[str, Any]:
     """Tokens a second of the whole run and, `steady`, of 20 to 70 % of its time, each turn's tokens
     spread evenly over its seconds.
     """
-    begin, end = min(turn.at for turn in turns), max(turn.end for turn in turns)
+    begin = min(turn.at for turn in turns)
+    end = max(turn.end for turn in turns)
     seconds = end - begin
     low, high = begin + 0.2 * seconds, begin + 0.7 * seconds
     middle = sum(turn.tokens * _share(turn, low, high) for turn in turns)

@@ -33,9 +33,12 @@ async def generate(args, sample, sampling_params):
         first, tools=list(TOOLS), tokenize=False, add_generation_prompt=True
     )
     sample.tokens = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    sample.response, sample.response_length, sample.loss_mask = "", 0, []
+    sample.response = ""
+    sample.response_length = 0
+    sample.loss_mask = []
     sampling = {name: sampling_params[name] for name in TAKEN}
-    calls, params = 0, {"sampling_params": sampling, "return_logprob": True}
+    calls = 0
+    params = {"sampling_params": sampling, "return_logprob": True}
     while True:
         output = await http_utils.post(url, {"input_ids": sample.tokens, **params})
         entries = output["meta_info"]["output_token_logprobs"]

@@ -39,7 +39,9 @@ class Episode:
     system_prompt = POLICY
 
     def __init__(self, index):
-        self.index, self.calls, self.told = index, 0, False
+        self.index = index
+        self.calls = 0
+        self.told = False
 
     def reset(self, user):
         return user.open()

@@ -107,7 +107,8 @@ class Auditor:
         Raises EngineFailure.
         """
         result = ComparisonResult(trajectory.job)
-        start, scored = 0, dict[int, float]()
+        start = 0
+        scored = dict[int, float]()
         for length in trajectory.traces:
             scored |= self._compare_trace(trajectory, start, start + length, result)
             start += length
@@ -205,7 +206,8 @@ class Auditor:
         scored = dict[int, float]()
         tops: Sequence[Sequence[float]] = scores.top_logprobs or [()] * len(scores.logprobs)
         for i in positions:
-            temperature, at = trajectory.conditions[i].temperature, i - first
+            temperature = trajectory.conditions[i].temperature
+            at = i - first
             logprob = rescale(scores.logprobs[at], tops[at], temperature)
             try:
                 if logprob is None:

@@ -103,7 +103,8 @@ class ExportedTrajectory:
             while ends[-1] < end:
                 replies.append(next(pieces))
                 ends.append(ends[-1] + replies[-1].length)
-            before, trace = trace, bisect_right(starts, begin)
+            before = trace
+            trace = bisect_right(starts, begin)
             yield SampledTurn(
                 trace_start=starts[trace - 1],
                 begin=begin,

@@ -224,7 +224,8 @@ class Report:
             )
 
     def _gaps(self) -> list[str]:
-        compared, skipped = len(self.total.differences), self.total.skipped.total()
+        compared = len(self.total.differences)
+        skipped = self.total.skipped.total()
         gaps = []
         if compared < MIN_COMPARED * max(1, compared + skipped):
             gaps.append(f"{compared} of {compared + skipped} sampled tokens could be compared")

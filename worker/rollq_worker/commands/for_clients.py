@@ -89,7 +89,8 @@ def texts_of(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list
             texts.append("")
             continue
         texts.append(text[len(decode(ids[before:begun])) :])
-        before, begun = begun, place + 1
+        before = begun
+        begun = place + 1
     return texts
 
 

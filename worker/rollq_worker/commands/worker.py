@@ -128,7 +128,8 @@ def run(args: argparse.Namespace) -> int:
     secrecy.hide_addresses()
     secrecy.hide_memory()
     ping_redis(of_worker.redis_url)
-    number, tokenizer = 0, None
+    number = 0
+    tokenizer = None
     if of_worker.processes > 1:
         number, of_worker, tokenizer = main.fork(of_worker)
     code = main.main(of_worker, _serve_metrics(args, number), tokenizer)

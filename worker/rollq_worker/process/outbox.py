@@ -81,4 +81,5 @@ class Outbox:
                 )
             self._sent += len(sent)
         counts = self._broker.backlog(queues)
-        self._counts, self._counted = counts or {}, time.monotonic()
+        self._counts = counts or {}
+        self._counted = time.monotonic()

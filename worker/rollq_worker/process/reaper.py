@@ -173,7 +173,8 @@ class Reaper:
         except (LedgerError, *CONNECTION_ERRORS) as e:
             self._warn("the list of active runs (those that this worker knows go on)", e)
             names = list(self._runs)
-            due, idle = list(names), []
+            due = list(names)
+            idle = []
         self._remove(idle)
         lost = self._lost_run(names)
         if lost is not None:

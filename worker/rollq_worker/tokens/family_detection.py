@@ -219,7 +219,8 @@ def _with_written_calls(tokenizer: Tokenizer) -> Family | None:
     says of tools.
     """
     with contextlib.suppress(JobFailure):
-        prompt, listed = _render(tokenizer, [], True), shows_tools(tokenizer)
+        prompt = _render(tokenizer, [], True)
+        listed = shows_tools(tokenizer)
         end = _end_of_turn(tokenizer)
         for family in families():
             if family.call_text is None or family.stops[0] != end:

@@ -72,7 +72,8 @@ class ImageTokens:
                 f"placeholders for {len(shown)} images: use a template that shows images in the "
                 "results of tools"
             )
-        expanded, at = array("I"), 0
+        expanded = array("I")
+        at = 0
         for image in shown:
             position = ids.index(placeholder, at)
             expanded += ids[at:position]

@@ -229,7 +229,8 @@ def _branches(node: dict[str, Any]) -> str:
     run = ""
     while len(node) == 1 and "" not in node:
         (char,) = node
-        run, node = run + re.escape(char), node[char]
+        run = run + re.escape(char)
+        node = node[char]
     choices = [re.escape(char) + _branches(after) for char, after in node.items() if char]
     if not choices:
         return run

@@ -101,7 +101,8 @@ class MadeUpConversation:
         self, messages: Sequence[Message], tools: Sequence[Json] = (), header: bool = True
     ) -> str:
         """The template's text. Raises JobFailure."""
-        kwargs, messages = self._family.template_kwargs, in_known_roles(messages, self._family)
+        kwargs = self._family.template_kwargs
+        messages = in_known_roles(messages, self._family)
         return self._tokenizer.render(
             messages, tools or self._no_tools, add_generation_prompt=header, **kwargs
         )

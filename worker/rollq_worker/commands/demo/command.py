@@ -202,7 +202,8 @@ def demo_jobs(args: argparse.Namespace) -> tuple[DemoKeys, list[Job]]:
     groups = args.groups or (len(own.tasks) if own.tasks else 8)
     jobs = []
     for number in range(groups):
-        epoch, task = number // len(tasks), tasks[number % len(tasks)]
+        epoch = number // len(tasks)
+        task = tasks[number % len(tasks)]
         group = group_name(first.env, first.split, task, epoch)
         jobs.append(replace(first, task=task, group=group, seed=first.seed + epoch))
     return own, jobs

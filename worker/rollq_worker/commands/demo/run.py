@@ -138,7 +138,8 @@ class DemoRun:
         """Number of events in the journals of running episodes. They show progress while no episode
         ends.
         """
-        view, total = self._view, 0
+        view = self._view
+        total = 0
         for member in view.redis.zrange(view.keys.leased, 0, -1):
             total += view.redis.llen(view.keys.journal(member.decode().partition("#")[0]))
         return total

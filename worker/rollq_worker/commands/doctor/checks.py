@@ -175,7 +175,8 @@ def _environments(names_or_files: Sequence[str]) -> list[Finding]:
         is_optional = not names_or_files and origins().get(name, "").startswith("rollq[")
         if is_optional and _tools_of(name) is None:
             continue  # its extra is not installed
-        check, title = partial(_environment, name), f"environment {name}"
+        check = partial(_environment, name)
+        title = f"environment {name}"
         remedy = "check the name, and that its package is installed; see `rollq env check NAME`"
         findings += Limited(title, check, ENVIRONMENT_S, remedy).findings()
     return findings
@@ -183,7 +184,8 @@ def _environments(names_or_files: Sequence[str]) -> list[Finding]:
 
 def _environment(name: str) -> list[Finding]:
     """Plays some tasks by their ground truth, which must earn 1.0. Raises RollqError."""
-    title, environment = f"environment {name}", domain(name)
+    title = f"environment {name}"
+    environment = domain(name)
     split, count = next(iter(environment.splits().items()))
     report = check_environment(environment, split, chosen(count, TASKS))
     details = {"environment": name, "tools": next(iter(report.tools), None)}

@@ -131,7 +131,8 @@ def _training_template(
     if better is None:
         return "", ""
     name, its_check = better
-    exact, edges = exact_edges(its_check), len(its_check.edges)
+    exact = exact_edges(its_check)
+    edges = len(its_check.edges)
     share = "all edges" if exact == edges else f"{exact} of {edges} edges"
     return name, (
         f"the training template {name} is exact on {share}: use --template {name}, or "

@@ -146,7 +146,8 @@ def check_environment(
     gets the report after each of them; `limits` has the foreign calls of a task.
     """
     openings: dict[str, int] = {}
-    report, began = Report(), _programs_s()
+    report = Report()
+    began = _programs_s()
 
     def check(index: int) -> Report:
         return _check_index(domain, split, openings, index, limits(index))
@@ -171,7 +172,8 @@ def _reports(
         return
     with ThreadPoolExecutor(4) as pool:
         for one in pool.map(check, tasks[1:]):
-            one.steps, one.step_s = 0, 0.0
+            one.steps = 0
+            one.step_s = 0.0
             yield one
 
 

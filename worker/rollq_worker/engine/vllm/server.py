@@ -90,7 +90,8 @@ class VllmServer:
         return read_reply(body, request.sample, rid=request.rid, vocabulary=request.vocabulary)
 
     def refusal(self, response: Response, request: GenerationRequest) -> Exception:
-        status, error = response.status, read_error(response.body)
+        status = response.status
+        error = read_error(response.body)
         if status == 404 and request.adapter is not None and "does not exist" in error:
             return AdapterMissing(f"the engine answered 404: {error}")
         if status in REMEDIES:

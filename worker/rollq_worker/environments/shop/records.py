@@ -86,7 +86,8 @@ def new_address(random: Random) -> dict[str, str]:
 def _product(index: int) -> dict[str, Json]:
     """A product. Its variants cost differently, and at most one of them is sold out."""
     name, category, dollars, options = _RANGE[index]
-    random, product_id = Random(f"shop product {index}"), f"P-{index * 7 % 89 + 10}"
+    random = Random(f"shop product {index}")
+    product_id = f"P-{index * 7 % 89 + 10}"
     choices = list(combinations(*options.values()))
     sold_out = random.randrange(len(choices) * 2)
     items = [
@@ -102,7 +103,8 @@ def _product(index: int) -> dict[str, Json]:
 
 
 def _customer(number: int, name: str) -> dict[str, Json]:
-    random, code = Random(f"shop customer {number}"), 1000 + _permuted(number, 9000)
+    random = Random(f"shop customer {number}")
+    code = 1000 + _permuted(number, 9000)
     payments = {
         f"card-{code}": f"{random.choice(('Visa', 'Mastercard'))} ending in "
         f"{random.randrange(1000, 9999)}"

@@ -111,7 +111,8 @@ def change_item(random: Random, customer: Json, order: Json) -> Request:
     )
     payment, label = random.choice(list(customer["payment_methods"].items()))
     difference = Decimal(new["price"]) - Decimal(old["price"])
-    amount, what = str(abs(difference)), "charge" if difference > 0 else "refund"
+    amount = str(abs(difference))
+    what = "charge" if difference > 0 else "refund"
     wanted = ", ".join(f"{option} {value}" for option, value in new["options"].items())
     ids = {"item_id": old["item_id"], "new_item_id": new["item_id"], "payment_method_id": payment}
     return Request(
@@ -137,7 +138,8 @@ def return_items(random: Random, customer: Json, order: Json) -> Request:
     items = random.sample(order["items"], random.randint(1, len(order["items"])))
     which, reads = _mention(random, customer, order, *items)
     payment, label = random.choice(list(customer["payment_methods"].items()))
-    refund, names = str(items_total(items)), " and ".join(item["name"] for item in items)
+    refund = str(items_total(items))
+    names = " and ".join(item["name"] for item in items)
     if len(items) > 1:
         reads = [
             *reads,
@@ -330,7 +332,9 @@ def _script(
 
 def _identify(random: Random, customer: Json) -> tuple[str, Action]:
     """The customer's introduction, and the call that finds the customer."""
-    name, email, zip_code = customer["name"], customer["email"], customer["address"]["zip"]
+    name = customer["name"]
+    email = customer["email"]
+    zip_code = customer["address"]["zip"]
     if random.random() < 0.5:
         look_up = Action("find_customer_by_email", {"email": email})
         return f"this is {name}, my e-mail address is {email}.", look_up

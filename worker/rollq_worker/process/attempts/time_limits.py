@@ -99,7 +99,8 @@ class TimeLimits:
         """
         with self._lock:
             call = self._calls[-1]
-            call.away, call.away_since = what, time.monotonic()
+            call.away_since = time.monotonic()  # first: another thread reads it once `away` is set
+            call.away = what
         try:
             yield
         finally:

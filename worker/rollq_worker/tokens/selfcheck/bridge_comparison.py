@@ -230,7 +230,8 @@ class BridgeComparison:
     def _compare(self, exchange: Exchange) -> Finding:
         if self.renderer.family.one_call and len(exchange.turn.get("tool_calls", ())) > 1:
             return self._compare_first_call(exchange)
-        turns, tools = [*exchange.history, exchange.turn], self._conversations.tools
+        turns = [*exchange.history, exchange.turn]
+        tools = self._conversations.tools
         try:
             prompt = self._written(exchange.history)
             full = self._written(exchange.messages)
@@ -336,7 +337,8 @@ class BridgeComparison:
         after = full[len(before) :]
         for reply in self._with_shown_ids(exchange)[1:]:
             if id := reply.get("tool_call_id"):
-                after, text = after.replace(id, "\0"), text.replace(id, "\0")
+                after = after.replace(id, "\0")
+                text = text.replace(id, "\0")
         return header, after, text
 
     def _with_shown_ids(self, exchange: Exchange) -> list[Message]:

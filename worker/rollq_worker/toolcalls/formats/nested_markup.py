@@ -109,7 +109,8 @@ def _node(text: str, opener: re.Match[str], depth: int) -> tuple[_Node, int]:
 
 def _may_follow(tag: re.Match[str], key: str) -> bool:
     """True if the tag may stand inside the tag `key`: its end tag, or the tag of a field."""
-    is_end_tag, name = bool(tag[1]), tag[2]
+    is_end_tag = bool(tag[1])
+    name = tag[2]
     if is_end_tag:
         return name == key
     return name != "tool_call" and not name.startswith("invoke name=")

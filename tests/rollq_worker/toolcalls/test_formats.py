@@ -78,6 +78,18 @@ def test_a_key_need_not_be_one_word(name: str, key: str):
     assert [call.arguments for call in PARSERS[name](text, False, TOOLS).calls] == [{key: "a\n"}]
 
 
+@pytest.mark.parametrize("name", sorted(set(WRITE) & set(PARSERS)))
+def test_an_error_repeats_only_the_beginning_of_a_long_name(name: str):
+    long_name = "x" * 600
+    for arguments in ({"k": 1}, {long_name: long_name}):
+        turn = WRITE[name](long_name, arguments)
+        broken = [turn[:end] for end in range(0, len(turn), 7)]
+        broken += [f"{turn[:at]}#{turn[at:]}" for at in range(0, len(turn), 7)]
+        for text in broken:
+            errors = PARSERS[name](text, False, TOOLS).errors
+            assert all(len(error) < 350 for error in errors)
+
+
 def test_every_format_has_a_writer() -> None:
     missing = sorted({*PARSERS} - {*WRITE})
     assert not missing, (

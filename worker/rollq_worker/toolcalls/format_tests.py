@@ -101,10 +101,10 @@ class FormatTests:
         for key, (_, values) in _SCHEMAS.items():
             if key in ("text", "any") or self.write("f", {key: "5"}) != self.write("f", {key: 5}):
                 continue
-            read = self.reader(self.write("f", {key: "rng words"}), False, TOOLS)
+            read = self.reader(self.write("f", {key: "some words"}), False, TOOLS)
             if read.calls or not read.errors:
                 calls = list(read.calls)
-                raise AssertionError(f"{key} = rng words: {calls}; {values[0]!r} would fit")
+                raise AssertionError(f"{key} = some words: {calls}; {values[0]!r} would fit")
 
     def test_a_call_cut_anywhere_is_never_another_call(self) -> None:
         """At the token limit, a part of a call is an error, text, or the call without its end."""

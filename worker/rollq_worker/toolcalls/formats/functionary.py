@@ -51,7 +51,9 @@ def _call(text: str, start: int, head: re.Match[str]) -> Piece:
         arguments, end = read_arguments(text, head.end(), head[1])
         after = skip(text, end)
         if after < len(text) and not _NEXT.match(text, after):
-            raise BrokenCall(f"There is text behind the arguments of the call of {head[1]!r}.", end)
+            raise BrokenCall(
+                f"There is text behind the arguments of the call of {head[1]!r:.80}.", end
+            )
     except BrokenCall as e:
         following = _NEXT.search(text, e.at)
         broken_end = following.start() if following else len(text)

@@ -133,7 +133,7 @@ def _call(text: str, message: _Message, recipient: str, tools: Sequence[Json]) -
     try:
         arguments, at = read_arguments(content, 0, name)
         if skip(content, at) < len(content):
-            raise BrokenCall(f"There is text behind the arguments of the call of {name!r}.", at)
+            raise BrokenCall(f"There is text behind the arguments of the call of {name!r:.80}.", at)
     except BrokenCall as e:
         return Piece(Kind.BROKEN, start, end, errors=(str(e),))
     return Piece(Kind.CALL, start, end, calls=(Action(name, arguments),))

@@ -67,7 +67,9 @@ def _call(cursor: Cursor) -> Action:
         if key is None:
             raise cursor.error("expected name=value")
         if key[1] in arguments:
-            raise Unreadable(f"The call of {name[0]!r} names the argument {key[1]!r} twice.")
+            raise Unreadable(
+                f"The call of {name[0]!r:.80} names the argument {key[1]!r:.80} twice."
+            )
         arguments[key[1]] = cursor.value()
         cursor.take_comma(")", "an argument")
     return Action(name[0], arguments)

@@ -94,17 +94,17 @@ class SampleRequest:
     scoring: Scoring | None = None
     """Logprobs of the prompt's own tokens to ask for."""
     accepts: Callable[[str], bool] | None = None
-    """Decides if weights of that version may sample; None: all may. It may raise an error that
+    """Decides if weights of that version may sample; None if all may. It may raise an error that
     stops the attempt.
     """
     pinned: str = ""
     """The only version that may sample, where the job names one. The call does not wait for it."""
     adapter: Callable[[], Adapter] | None = None
-    """Names the adapter to sample with; called for each try. None: no adapter. The reply has the
+    """Names the adapter to sample with; called for each try. None for no adapter. The reply has the
     adapter's version. It may raise an error that stops the attempt.
     """
     model: str = ""
-    """The one of `Job.models` that samples; "": the policy."""
+    """The one of `Job.models` that samples; "" for the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,8 +121,8 @@ def _close(episode: AgentEpisode, program: Program, journal: AgentJournal) -> Cl
 
 
 def _answer(episode: AgentEpisode, program: Program, journal: AgentJournal) -> str | None:
-    """The answer of an agent that has ended; None: it has none. Raises AgentFailure for an end that
-    is not the policy's doing, and Drained for one at which its worker is stopping, too.
+    """The answer of an agent that has ended; None if it has none. Raises AgentFailure for an end
+    that is not the policy's doing, and Drained for one at which its worker is stopping, too.
     """
     last = episode.last
     journal.check()

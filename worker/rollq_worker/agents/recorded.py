@@ -88,7 +88,7 @@ class Answers:
             self._recorded[turn.number] = turn
 
     def take(self, request: TurnRequest) -> Turn | None:
-        """The turn that answers the request; None: the engine must be asked."""
+        """The turn that answers the request; None if the engine must be asked."""
         key = request.digests[-1], options_key(request.options)
         waiting = self._turns.get(key)
         if not waiting:

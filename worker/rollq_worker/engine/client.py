@@ -267,8 +267,8 @@ class EngineClient:
             return sum(pool.map(self.server.abort, running))
 
     def cut(self, key: str | None = None, *, hung: bool = False) -> int:
-        """Ends this process's wait for that job's response (None: for all). Returns how many waits
-        were ended.
+        """Ends this process's wait for that job's response, or all of its waits with None. Returns
+        how many waits were ended.
 
         The tokens so far are lost; `generate` calls `check` and, unless that raises, sends the
         request again.

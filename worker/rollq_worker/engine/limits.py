@@ -140,9 +140,9 @@ class Vocabulary:
     """The token ids that an engine may be sent, for all threads. One unknown id kills a real
     server.
 
-    `size` is the tokenizer's (None: unknown). A model has some more ids, because its matrices are
-    padded to a round size (Qwen2.5: 271 or 399 more). A policy now and then samples one; ids that
-    it sampled may be sent.
+    `size` is the tokenizer's, None if it is unknown. A model has some more ids, because its
+    matrices are padded to a round size (Qwen2.5: 271 or 399 more). A policy now and then samples
+    one; ids that it sampled may be sent.
     """
 
     def __init__(self, size: int | None) -> None:

@@ -32,7 +32,7 @@ class Usage(NamedTuple):
 
     engine: EngineClient
     idle: Idle | None
-    """Why it generates nothing; None: it does."""
+    """Why it generates nothing; None if it does."""
     episodes: int
     """Episodes of this process that play there."""
     load: EngineLoad | None
@@ -214,8 +214,8 @@ class EnginePool:
             return sum(pool.map(EngineClient.abort_running, engines))
 
     def cut(self, key: str | None = None) -> int:
-        """Ends this process's wait for that job's response (None: for all). Returns how many waits
-        were ended.
+        """Ends this process's wait for that job's response, or all of its waits with None. Returns
+        how many waits were ended.
         """
         return sum(engine.cut(key) for engine in (*self._engines, *self._retired))
 

@@ -38,7 +38,7 @@ class Traffic:
             self.asking[key] += 1
 
     def end(self, key: str, prompt: int, got: Generated | None) -> None:
-        """It has its reply to a prompt of that many tokens; None: it will have none."""
+        """Counts its reply to a prompt of that many tokens, or that it will have none with None."""
         with self._lock:
             self.answered += 1
             self.asking[key] -= 1

@@ -130,7 +130,7 @@ class NextPrompts:
     def _shortened(
         self, context: Context, messages: Sequence[Message], tokens: int
     ) -> Sequence[Message] | None:
-        """The messages that take the place of these; None: they stay."""
+        """The messages that take the place of these; None if they stay."""
         with errors_become(context.failure, "the context"):
             return self._recording.opened(
                 lambda: context.shorten(self._first.messages, messages, tokens)

@@ -51,7 +51,7 @@ class Recording:
         return event
 
     def another_turn_followed(self, new_trace: bool) -> bool | None:
-        """True if another turn followed the one being answered, in a new trace or not; None: the
+        """True if another turn followed the one being answered, in a new trace or not; None if the
         journal ends here.
 
         It is read from the journal, because the context of another engine may have room for more or
@@ -66,8 +66,8 @@ class Recording:
         return None
 
     def opened(self, unknown: Callable[[], Sequence[Message] | None]) -> Sequence[Message] | None:
-        """The messages of the trace that was opened behind the turn being answered; None: none was.
-        Where the journal ends before that, the result of `unknown`.
+        """The messages of the trace that was opened behind the turn being answered; None if none
+        was. Where the journal ends before that, the result of `unknown`.
         """
         if len(self._events) > 1:
             if isinstance(self._events[1], Prompt):

@@ -120,5 +120,5 @@ def system_prompt(rules: str, tools: Sequence[Json], form: TextForm) -> str:
 
 
 def form_of(prompt: str) -> TextForm | None:
-    """The form for which a system prompt asks; None: tool calls of the model's own format."""
+    """The form for which a system prompt asks; None for tool calls of the model's own format."""
     return next((form for form in TextForm if INSTRUCTIONS[form] in prompt), None)

@@ -83,7 +83,7 @@ class ChatOptions:
     """Name of the endpoint. The worker knows its address."""
     model: str
     temperature: float | None = None
-    """Sampling temperature; None: the endpoint's default."""
+    """Sampling temperature; None for the endpoint's default."""
     max_tokens: int = 1024
     """Most tokens of one message, reasoning included."""
     timeout_s: float = 60.0

@@ -38,7 +38,7 @@ class ReplayOptions:
 
     host: str = "127.0.0.1"
     port: int = 30000
-    """Port to listen on; 0: any free one, which the ready line names."""
+    """Port to listen on; 0 for any free one, which the ready line names."""
     env: str = "shop"
     """Environments whose tasks it plays: one name, several with commas between them, or `all`."""
     latency: float = 0.0
@@ -53,9 +53,9 @@ class ReplayOptions:
     weight_version: str = "default"
     context_length: int = 32768
     max_running: int = 0
-    """Most requests that run at once, the others queue; 0: no limit."""
+    """Most requests that run at once, the others queue; 0 for no limit."""
     max_queued: int = 0
-    """Most requests that may queue, further ones get 503; 0: no limit."""
+    """Most requests that may queue, further ones get 503; 0 for no limit."""
 
 
 class Fault(StrEnum):

@@ -34,7 +34,7 @@ def reward_factory(
     check: Callable[[], None] | None = None,
     away: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> RewardFunction | None:
-    """The reward function of a job; None: the environment's grade counts.
+    """The reward function of a job; None if the environment's grade counts.
 
     `check` and `away` are those of `ChatModel`. Raises JobFailure for an unknown name and for
     arguments that the function does not take.

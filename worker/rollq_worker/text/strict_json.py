@@ -75,7 +75,7 @@ _DECODER = _Decoder()
 
 
 def read_number(word: str) -> tuple[int | float, str]:
-    """The number that `word` writes, and its problem ("": none)."""
+    """The number that `word` writes, and its problem or ""."""
     if re.fullmatch(r"[+-]?\d+", word):
         number = int(word) if len(word) <= 20 else 2**63
         if -(2**63) <= number < 2**63:
@@ -88,7 +88,7 @@ def read_number(word: str) -> tuple[int | float, str]:
 
 
 def strict_json(text: str, at: int = 0) -> tuple[Json, str, int]:
-    """The JSON value at `at`, its problem though it parses ("": none), and its end.
+    """The JSON value at `at`, its problem though it parses or "", and its end.
 
     Raises NotJson. The cost depends on the value alone: Python's decoder counts the lines of all
     its text for each error, so it only gets windows of the text.

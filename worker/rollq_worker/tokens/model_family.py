@@ -57,12 +57,12 @@ class CallText:
     after_words: str = "\n"
     """Text between the words of a turn and its calls."""
     result: tuple[str, str] | None = None
-    """The text before and behind each result, in a user's message; None: the template takes
+    """The text before and behind each result, in a user's message; None if the template takes
     results.
     """
     prompt_mark: str = ""
-    """A text of the template's own in each prompt with tools, by which the family is known; "": the
-    template lists no tools.
+    """A text of the template's own in each prompt with tools, by which the family is known; "" if
+    the template lists no tools.
     """
 
 
@@ -86,7 +86,7 @@ class Family:
     """Arguments for the template, beside messages and tools."""
     call_id_format: str = ""
     """Form of the id of a call that the template shows, made of `name` and `n`, the number of the
-    call; "": any id is accepted.
+    call; "" if any id is accepted.
     """
     call_id_pattern: str = ""
     """Regular expression for the ids that the template accepts."""

@@ -34,7 +34,7 @@ class TaskProgress:
     made: int = 0
     """Index of the task's next move; past the end when all are made."""
     form: TextForm | None = None
-    """Form in which the policy writes actions as text; None: it makes tool calls."""
+    """Form in which the policy writes actions as text; None if it makes tool calls."""
     summing_up: bool = False
     """The policy was asked for a summary."""
 

@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def unread_name(renderer: ChatRenderer) -> str:
-    """The first name that the reader does not get back from a call with it; "": there is none."""
+    """The first name that the reader does not get back from a call with it; "" if there is none."""
     for tool, name in _odd_names(renderer.tools):
         if not _is_read(renderer, tool, name):
             return name

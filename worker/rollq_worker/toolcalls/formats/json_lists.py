@@ -49,7 +49,7 @@ class JsonLists:
     lines: bool = False
     """True if calls may follow one another without a list."""
     id: str = ""
-    """The key of a call's id; "": calls have none."""
+    """The key of a call's id; "" if calls have none."""
     frames: tuple[str, ...] = ()
     """Control tokens around the content of a turn."""
     think: tuple[str, str] = THINK

@@ -166,6 +166,13 @@ class TestModels:
         with pytest.raises(JobFailure, match="does not know how many tokens"):
             ImageTokens(vision_tokenizer(**config)).length(10, 10)
 
+    @pytest.mark.parametrize(
+        "config", [{"patch_size": "big"}, {"patch_size": 0}, {"size": [1]}, {"min_pixels": "few"}]
+    )
+    def test_sizes_of_the_wrong_form_are_refused(self, config: dict[str, Any]) -> None:
+        with pytest.raises(JobFailure, match=r"sizes in preprocessor_config\.json cannot be read"):
+            ImageTokens(vision_tokenizer(**config)).length(10, 10)
+
     def test_the_folders_image_processor_is_part_of_the_hash(self, tmp_path: Path) -> None:
         folder = write_vision_tokenizer(tmp_path)
         vision = load_tokenizer(str(folder))

@@ -23,7 +23,7 @@ PLACEHOLDER = "<|image_pad|>"
 PROCESSORS = re.compile(r"Qwen2VLImageProcessor\w*")
 MAX_RATIO = 200
 """Longest side over shortest side; the processor refuses more."""
-SHORTEST, LONGEST = 56 * 56, 28 * 28 * 1280
+FEWEST_PIXELS, MOST_PIXELS = 56 * 56, 28 * 28 * 1280
 """Fewest and most pixels of a resized image where the configuration says neither."""
 
 
@@ -51,11 +51,16 @@ class ImageTokens:
                 f"an image that the environment shows is {width} x {height}; no side may be more "
                 f"than {MAX_RATIO} times the other: crop it"
             )
-        side = int(config.get("patch_size", 14)) * int(config.get("merge_size", 2))
-        size = config.get("size") or {}
-        fewest = config.get("min_pixels") or size.get("shortest_edge") or SHORTEST
-        most = config.get("max_pixels") or size.get("longest_edge") or LONGEST
-        rows, columns = squares(height, width, side, fewest, most)
+        try:
+            side = int(config.get("patch_size", 14)) * int(config.get("merge_size", 2))
+            size = config.get("size") or {}
+            fewest = config.get("min_pixels") or size.get("shortest_edge") or FEWEST_PIXELS
+            most = config.get("max_pixels") or size.get("longest_edge") or MOST_PIXELS
+            rows, columns = squares(height, width, side, fewest, most)
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as e:
+            raise JobFailure(
+                f"{self._tokenizer.name}: the sizes in {IMAGE_CONFIG} cannot be read: {e!r:.100}"
+            ) from e
         return rows * columns
 
     def expand(self, ids: array[int], messages: Sequence[Message]) -> array[int]:

@@ -54,7 +54,7 @@ PARTS = (
     ("engine: HTTP", EngineHttp, "generate"),
     ("engine: write the request", PromptWriter, "write"),
     ("engine: write the request", SGLangServer, "write_body"),
-    ("engine: check the ids", EngineClient, "_written"),
+    ("engine: check the ids", EngineClient, "_write_prompt"),
     ("engine: read the reply", SGLangServer, "read_reply"),
     ("renderer: chat template", tokenizer.Tokenizer, "render"),
     ("renderer: tokenise", tokenizer.Tokenizer, "encode_plain"),

@@ -83,7 +83,7 @@ class TestBudgets:
     def test_an_agent_that_fills_its_journal_before_its_first_turn_is_to_blame(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(growth, "LARGEST", 2200)
+        monkeypatch.setattr(growth, "LARGEST_JOURNAL", 2200)
 
         def agent(episode: Episode) -> None:
             for _ in range(50):
@@ -105,7 +105,10 @@ class TestBudgets:
 
     @pytest.mark.parametrize(
         ("limit", "most", "code", "stop"),
-        [("STEPS", 4, "steps_spent", Stop.TURNS), ("LARGEST", 2200, "journal_full", Stop.LENGTH)],
+        [
+            ("STEPS", 4, "steps_spent", Stop.TURNS),
+            ("LARGEST_JOURNAL", 2200, "journal_full", Stop.LENGTH),
+        ],
     )
     def test_steps_end(
         self, monkeypatch: pytest.MonkeyPatch, limit: str, most: int, code: str, stop: Stop
@@ -137,7 +140,7 @@ class TestBudgets:
     def test_requests_that_the_journal_has_no_room_for(
         self, monkeypatch: pytest.MonkeyPatch, where: str
     ) -> None:
-        monkeypatch.setattr(growth, "LARGEST", 30_000)
+        monkeypatch.setattr(growth, "LARGEST_JOURNAL", 30_000)
 
         def agent(episode: Episode) -> None:
             with pytest.raises(Refused, match="400 journal_full"):

@@ -91,7 +91,7 @@ def test_each_model_has_traces_of_its_own_and_a_frozen_one_none() -> None:
 
 
 def test_conversations_of_a_frozen_model_take_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "LARGEST", 50_000)
+    monkeypatch.setattr(growth, "LARGEST_JOURNAL", 50_000)
 
     def agent(episode: Any) -> str:
         ask(episode, [user("begin")], model="red")

@@ -11,7 +11,7 @@ from rollq_worker.agents.turn_request import RequestRefused
 
 STEPS = 10_000
 """Number of an episode's steps."""
-LARGEST = 64 << 20
+LARGEST_JOURNAL = 64 << 20
 """Size of an episode's events in memory, about in bytes, at which no turn and no step may begin."""
 
 
@@ -54,9 +54,9 @@ class Growth:
 
     def check(self) -> None:
         """Raises Spent when it has no room."""
-        if self._size >= LARGEST:
+        if self._size >= LARGEST_JOURNAL:
             raise Spent(
-                f"the episode's journal has {LARGEST >> 20} MB", "journal_full", Stop.LENGTH
+                f"the episode's journal has {LARGEST_JOURNAL >> 20} MB", "journal_full", Stop.LENGTH
             )
         if self._steps >= STEPS:
             raise Spent(f"the episode's {STEPS} steps are made", "steps_spent", Stop.TURNS)

@@ -25,10 +25,10 @@ normaliser.
 """
 SINGLE = 5e-7
 """Largest error of a sum of probabilities, since logprobs are single precision."""
-WORST = 10
+MOST_REPORTED = 10
 """Number of tokens that are reported one by one."""
 SHIFTS = (-1, 0, 1)
-LONGEST = 64
+MOST_SAMPLED_AGAIN = 64
 """Number of tokens of a turn that are sampled again."""
 
 WEIGHTS = "sampled by other weights than the engine has now"
@@ -87,7 +87,7 @@ class ComparisonResult:
     suspects: list[Part] = field(default_factory=list)
     """The trajectory, then turns of it, that have more than one outlier."""
     worst: list[ComparedToken] = field(default_factory=list)
-    """The WORST tokens with the largest differences, largest first."""
+    """The MOST_REPORTED tokens with the largest differences, largest first."""
 
 
 class Auditor:
@@ -116,8 +116,8 @@ class Auditor:
         return result
 
     def audit_again(self, trajectory: ExportedTrajectory, turn: SampledTurn) -> ComparisonResult:
-        """Has the engine sample the turn again, up to LONGEST tokens, and compares those before the
-        first one beyond the vocabulary. Raises EngineFailure.
+        """Has the engine sample the turn again, up to MOST_SAMPLED_AGAIN tokens, and compares those
+        before the first one beyond the vocabulary. Raises EngineFailure.
         """
         result = ComparisonResult(trajectory.job)
         if not self._can_sample(trajectory, turn):
@@ -159,7 +159,7 @@ class Auditor:
             return False
         if max(trajectory.tokens[turn.trace_start : turn.end]) >= self._vocabulary_end:
             return False
-        return turn.begin - turn.trace_start + LONGEST <= self._scorer.max_tokens
+        return turn.begin - turn.trace_start + MOST_SAMPLED_AGAIN <= self._scorer.max_tokens
 
     def _compare_trace(
         self, trajectory: ExportedTrajectory, start: int, end: int, result: ComparisonResult
@@ -255,7 +255,7 @@ def _sampling(trajectory: ExportedTrajectory, turn: SampledTurn) -> dict[str, Js
     """
     names = ("temperature", "top_p", "top_k", "min_p")
     sampling = {name: turn.sampling[name] for name in names if name in turn.sampling}
-    sampling["max_new_tokens"] = min(LONGEST, turn.end - turn.begin)
+    sampling["max_new_tokens"] = min(MOST_SAMPLED_AGAIN, turn.end - turn.begin)
     if turn.stopped:
         sampling["stop_token_ids"] = [trajectory.tokens[turn.end - 1]]
     return sampling
@@ -303,7 +303,7 @@ def _compare(
         recorded = trajectory.logprobs[i]
         difference = abs(recorded - logprob)
         result.differences.append(difference)
-        if len(result.worst) < WORST or difference > result.worst[-1].difference:
+        if len(result.worst) < MOST_REPORTED or difference > result.worst[-1].difference:
             result.worst = largest_differences(
                 [*result.worst, ComparedToken(trajectory, i, logprob)]
             )
@@ -339,5 +339,5 @@ def _classify(
 
 
 def largest_differences(tokens: Sequence[ComparedToken]) -> list[ComparedToken]:
-    """The WORST of them, largest difference first."""
-    return sorted(tokens, key=lambda token: -token.difference)[:WORST]
+    """The MOST_REPORTED of them, largest difference first."""
+    return sorted(tokens, key=lambda token: -token.difference)[:MOST_REPORTED]

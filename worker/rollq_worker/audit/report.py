@@ -9,7 +9,12 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-from rollq_worker.audit.comparison import SHIFTS, WORST, ComparisonResult, largest_differences
+from rollq_worker.audit.comparison import (
+    MOST_REPORTED,
+    SHIFTS,
+    ComparisonResult,
+    largest_differences,
+)
 from rollq_worker.audit.floor import Floor, spread
 from rollq_worker.audit.significance import LEVEL, chance, fewest_outliers, highest_mean
 from rollq_worker.audit.token_classes import Part, Place, Tally, TokenClass, note_repeats
@@ -116,7 +121,7 @@ class Report:
             "shift": self.shift,
             "classes": {kind.value: tally.as_json() for kind, tally in self.classes.items()},
             "faulty": len(self.faults),
-            "faults": [part.as_json() for parts in self.faults for part in parts][:WORST],
+            "faults": [part.as_json() for parts in self.faults for part in parts][:MOST_REPORTED],
             "worst": [token.as_json() for token in self.total.worst],
             "verdict": self.verdict,
         }

@@ -47,7 +47,7 @@ def context_factory(
     if kind not in (WINDOW, SUMMARY):
         function = function_named("context", kind, GROUP, frozenset({WINDOW, SUMMARY}))
         check_arguments("context", kind, function, 3, "context", options)
-        return Context(shorten=_checked(partial(function, **options)))
+        return Context(shorten=_with_checks(partial(function, **options)))
     over = _count(job, options, "over")
     if over >= job.budget.max_tokens:
         raise _refusal(
@@ -73,8 +73,8 @@ def _summary(
         raise _refusal(job, f"ask must be a text, not {ask!r:.60}")
     if asks_policy(job):
         _no_more(job, options, "over and ask, and for another model endpoint and model")
-        own = OwnSummary(over, ask)
-        return Context(shorten=own, request_for=own.request_for, over=over)
+        summary = OwnSummary(over, ask)
+        return Context(shorten=summary, request_for=summary.request_for, over=over)
     from rollq_worker.remote.chat_model import ChatModel, ChatOptions  # which needs requests
 
     chat = ChatOptions.read(options, "summary")
@@ -99,12 +99,12 @@ def _refusal(job: Job, why: str) -> JobFailure:
     return JobFailure(f"context {job.context['kind']!r}: {why}")
 
 
-def _checked(hook: ContextHook) -> ContextHook:
+def _with_checks(hook: ContextHook) -> ContextHook:
     """A hook of another package that gets a copy of the messages, and whose own are checked: plain
     ones that the policy can answer, with images of the conversation.
     """
 
-    def checked(
+    def shorten(
         opening: Sequence[Message], messages: Sequence[Message], tokens: int
     ) -> Sequence[Message] | None:
         shortened = hook(*deepcopy((opening, messages)), tokens)
@@ -122,4 +122,4 @@ def _checked(hook: ContextHook) -> ContextHook:
             raise ValueError(f"it shows an image that the conversation does not: {new[0]!r:.100}")
         return plain
 
-    return checked
+    return shorten

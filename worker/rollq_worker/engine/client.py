@@ -121,7 +121,7 @@ class EngineClient:
         it should go to another one.
         """
         request = call.request
-        prompt = self._written(request)
+        prompt = self._write_prompt(request)
         call.unavailable = 0
         call.connection_lost = False
         while True:
@@ -173,7 +173,7 @@ class EngineClient:
             case ContextExceeded():
                 self._learn_context(error, call, room)
             case RequestFailed():
-                self._failed(error, call)
+                self._handle_failure(error, call)
             case AdapterMissing():
                 if adapter:
                     self.policies.adapters.refused(adapter, str(error))
@@ -298,7 +298,7 @@ class EngineClient:
         """Closes all connections."""
         self._http.close()
 
-    def _written(self, request: SampleRequest) -> Prompt:
+    def _write_prompt(self, request: SampleRequest) -> Prompt:
         """The prompt as digits. Raises JobFailure for one that would kill a real server, with
         everything in flight: empty, or with an id outside the vocabulary.
         """
@@ -370,7 +370,7 @@ class EngineClient:
         if not call.has_better(call, self.url):
             wait(backoff(call.unavailable, *BACKOFF_S), call.check)
 
-    def _failed(self, error: RequestFailed, call: Call) -> None:
+    def _handle_failure(self, error: RequestFailed, call: Call) -> None:
         """Waits until the engine is ready, and notes a death. Raises EngineFailure after
         too many failures.
         """

@@ -106,31 +106,31 @@ class CallIds:
         self._count = 0
 
     def of(self, renderer: Renderer, read: ReadTurn, actions: Sequence[Action]) -> list[str]:
-        """An id for each of the turn's first actions, all different; "" for actions that are no
-        call.
+        """An id for each of the turn's first actions, all different; "" for actions that are not
+        calls.
         """
         ids: list[str] = []
         for n, action in enumerate(actions):
-            own = read.call_ids[n] if n < len(read.call_ids) else ""
+            model_id = read.call_ids[n] if n < len(read.call_ids) else ""
             is_call = action.name != self._words
-            ids.append(self._unused(renderer, ids, own, action.name) if is_call else "")
+            ids.append(self._unused(renderer, ids, model_id, action.name) if is_call else "")
         return ids
 
     def _unused(
         self,
         renderer: Renderer,
         used: Sequence[str],
-        own: str,
+        model_id: str,
         tool: str,
     ) -> str:
-        id = self.next(renderer, "" if own in used else own, tool)
+        id = self.next(renderer, "" if model_id in used else model_id, tool)
         while id in used:  # the model has made up an id that rollq counts to
             id = self.next(renderer, "", tool)
         return id
 
-    def next(self, renderer: Renderer, own: str, tool: str) -> str:
+    def next(self, renderer: Renderer, model_id: str, tool: str) -> str:
         self._count += 1
-        return renderer.call_id(own, tool, self._count - 1)
+        return renderer.call_id(model_id, tool, self._count - 1)
 
 
 def assistant_message(read: ReadTurn, calls: Sequence[tuple[str, Action]]) -> Message:

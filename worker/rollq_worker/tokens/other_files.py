@@ -102,18 +102,18 @@ def _maker(folder: Path) -> tuple[Maker | None, tuple[str, ...]]:
 def _tekken(folder: Path, config: Mapping[str, Json]) -> tuple[str, Mapping[str, Json]]:
     from transformers.integrations.mistral import convert_tekken_tokenizer
 
-    return _written(convert_tekken_tokenizer(str(folder / TEKKEN)))
+    return _spec_and_config(convert_tekken_tokenizer(str(folder / TEKKEN)))
 
 
 def _bpe(folder: Path, config: Mapping[str, Json]) -> tuple[str, Mapping[str, Json]]:
     from transformers import AutoTokenizer
 
-    return _written(
+    return _spec_and_config(
         AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     )
 
 
-def _written(made: Any) -> tuple[str, Mapping[str, Json]]:
+def _spec_and_config(made: Any) -> tuple[str, Mapping[str, Json]]:
     named = {key: value for key, value in made.special_tokens_map.items() if isinstance(value, str)}
     template = {"chat_template": made.chat_template} if made.chat_template else {}
     return made.backend_tokenizer.to_str(), {**named, **template}

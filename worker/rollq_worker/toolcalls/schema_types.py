@@ -185,14 +185,14 @@ def _subschemas(
     """The schemas under `word` (of properties, under `key`) in a schema and in its parts."""
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return
-    own = schema.get(word)
+    subschema = schema.get(word)
     if key is not None:
-        if isinstance(own, dict) and key in own:
-            own = own[key]
+        if isinstance(subschema, dict) and key in subschema:
+            subschema = subschema[key]
         else:
-            own = schema.get("additionalProperties")
-    if isinstance(own, dict):
-        yield own
+            subschema = schema.get("additionalProperties")
+    if isinstance(subschema, dict):
+        yield subschema
     parts = [part for part, _ in _parts(schema, resolver)]
     for options in _choices(schema):
         parts += options
@@ -284,14 +284,14 @@ def _nested(word: str, kinds: frozenset[str], text: str) -> Json:
         if problem or skip(word, end) != len(word):
             return text
     except NotJson:
-        value = _printed(word)
+        value = _read_repr(word)
     is_allowed = (isinstance(value, dict) and "object" in kinds) or (
         isinstance(value, list) and "array" in kinds
     )
     return value if is_allowed else text
 
 
-def _printed(word: str) -> Json:
+def _read_repr(word: str) -> Json:
     """The value that Python prints as `word`, or None."""
     cursor = Cursor(PYTHON_REPR, word)
     try:

@@ -13,7 +13,7 @@ import pytest
 
 from rollq import cli
 from rollq.env import RESPOND, STOP_MARKER, Action, Grade, Observation, Task
-from rollq_worker.commands.env.check import check_environment, chosen
+from rollq_worker.commands.env.check import check_environment, choose_tasks
 from rollq_worker.environments import domain, files
 
 TOOL = {
@@ -225,8 +225,9 @@ class Idle(Episode):
 
 @pytest.mark.parametrize(("count", "expected"), [(1, [0]), (3, [0, 1, 2]), (20, list(range(20)))])
 def test_few_tasks_are_all_chosen(count: int, expected: list[int]) -> None:
-    assert chosen(count) == expected
-    assert chosen(500)[0] == 0 and chosen(500)[-1] == 499 and len(set(chosen(500))) == 20
+    assert choose_tasks(count) == expected
+    tasks = choose_tasks(500)
+    assert (tasks[0], tasks[-1], len(set(tasks))) == (0, 499, 20)
 
 
 def test_what_an_environment_prints_is_no_part_of_the_json(
@@ -243,7 +244,7 @@ def test_what_an_environment_prints_is_no_part_of_the_json(
 
 @pytest.mark.parametrize("env", ["shop", "shop:desk"])
 def test_the_environments_of_rollq_pass(env: str) -> None:
-    assert check_environment(domain(env), "train", chosen(100, 5)).problems == []
+    assert check_environment(domain(env), "train", choose_tasks(100, 5)).problems == []
 
 
 def test_a_new_environment_passes_its_own_tests(

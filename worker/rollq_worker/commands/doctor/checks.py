@@ -19,7 +19,7 @@ from rollq.settings import Settings
 from rollq.snapshot.holdups import GO_ON
 from rollq.urls import mask_url
 from rollq_worker.commands.doctor.tokenizer import LOAD_TOKENIZER, check_tokenizer
-from rollq_worker.commands.env.check import check_environment, chosen
+from rollq_worker.commands.env.check import check_environment, choose_tasks
 from rollq_worker.engine.client import EngineClient
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.environments import domain, names, origins
@@ -187,7 +187,7 @@ def _environment(name: str) -> list[Finding]:
     title = f"environment {name}"
     environment = domain(name)
     split, count = next(iter(environment.splits().items()))
-    report = check_environment(environment, split, chosen(count, TASKS))
+    report = check_environment(environment, split, choose_tasks(count, TASKS))
     details = {"environment": name, "tools": next(iter(report.tools), None)}
     what = f"{environment.version}, {report.played} of {count} tasks of {split}"
     if report.problems:
@@ -231,14 +231,14 @@ class Limited:
         """Waits for the findings, but not longer than the limit. Raises ModuleNotFoundError."""
         self._thread.join(max(0.0, self._deadline - time.monotonic()))
         if self._thread.is_alive():
-            return [self._failed(f"not checked: the check did not end within {self._limit_s:g} s")]
+            return [self._failure(f"not checked: the check did not end within {self._limit_s:g} s")]
         if isinstance(self._error, ModuleNotFoundError):
             raise self._error
         if self._error is None:
             return self._findings
         text = mask_url(str(self._error))
         is_foreseen = isinstance(self._error, RollqError | OSError)
-        return [self._failed(text if is_foreseen else f"{type(self._error).__name__}: {text}")]
+        return [self._failure(text if is_foreseen else f"{type(self._error).__name__}: {text}")]
 
     def _run(self) -> None:
         try:
@@ -246,5 +246,5 @@ class Limited:
         except (Exception, SystemExit) as e:  # of Redis, Celery, and other people's environments
             self._error = e
 
-    def _failed(self, says: str) -> Finding:
+    def _failure(self, says: str) -> Finding:
         return Finding(self._name, Level.FAIL, says, self._remedy)

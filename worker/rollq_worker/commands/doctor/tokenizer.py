@@ -46,10 +46,10 @@ def check_tokenizer(
             remedy = "correct --template-kwargs"
         lines = _argument_lines(plain, {})
         return plain, Finding(NAME, Level.FAIL, str(e), remedy or REMEDY, lines, details)
-    return tokenizer, _checked(tokenizer, self_check, tools, details)
+    return tokenizer, _finding(tokenizer, self_check, tools, details)
 
 
-def _checked(
+def _finding(
     tokenizer: Tokenizer, self_check: SelfCheck, tools: Tools, details: Mapping[str, Any]
 ) -> Finding:
     family = self_check.family

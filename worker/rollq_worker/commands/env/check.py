@@ -48,7 +48,7 @@ T = TypeVar("T")
 SMALL_TALK = "Is there anything else that I can do for you?"
 SPARE_TURNS = 10
 """Turns of small talk after the ground truth, in which an episode must end."""
-LONGEST = 4_000_000
+MOST_CHARACTERS = 4_000_000
 """Most characters of an episode and of a turn: more than any has."""
 TASK_FIELDS: dict[str, Any] = {
     "id": str,
@@ -222,7 +222,7 @@ def _add_error(report: Report, index: int, text: str, error: BaseException) -> N
     )
 
 
-def chosen(count: int, shown: int = 20) -> list[int]:
+def choose_tasks(count: int, shown: int = 20) -> list[int]:
     """Up to `shown` of `count` tasks, from all over them."""
     shown = min(count, shown)
     return [round(n * (count - 1) / max(1, shown - 1)) for n in range(shown)]
@@ -286,7 +286,7 @@ class _Player:
     ) -> None:
         self._domain, self._split, self._index = domain, split, index
         self._task, self._report, self._limits = task, report, limits
-        with self._opened() as environment:
+        with self._open_environment() as environment:
             self.tools = environment.tools
         report.tools.append(len(self.tools))
 
@@ -295,7 +295,9 @@ class _Player:
     ) -> Trajectory:
         """An episode in which the policy says these turns, and then small talk."""
         budget = Budget(
-            max_turns=len(turns) + SPARE_TURNS, max_new_tokens=LONGEST, max_tokens=LONGEST
+            max_turns=len(turns) + SPARE_TURNS,
+            max_new_tokens=MOST_CHARACTERS,
+            max_tokens=MOST_CHARACTERS,
         )
         job = Job(
             run="check",
@@ -306,10 +308,10 @@ class _Player:
             budget=budget,
         )
         events = recorded.events[:-1] if recorded else ()
-        with self._opened() as environment:
+        with self._open_environment() as environment:
             return loop.play(
                 job,
-                engine=FakeEngine([*turns, SMALL_TALK], context=2 * LONGEST),
+                engine=FakeEngine([*turns, SMALL_TALK], context=2 * MOST_CHARACTERS),
                 renderer=FakeRenderer(),
                 environment=environment,
                 user=ScriptedUser(self._task.opening, self._task.replies),
@@ -318,7 +320,7 @@ class _Player:
             )
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[TimedEnvironment]:
+    def _open_environment(self) -> Iterator[TimedEnvironment]:
         self._report.episodes += 1
         longest_s = float(getattr(self._domain, "longest_open_s", OPEN_LIMIT_S))
         with self._limits.call(EnvironmentFailure, "open()", longest_s):

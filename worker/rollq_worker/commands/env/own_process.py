@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from rollq.env import Domain
 from rollq.errors import EnvironmentFailure, RolloutFailure, RollqError, SettingsError
-from rollq_worker.commands.env.check import Report, check_environment, chosen
+from rollq_worker.commands.env.check import Report, check_environment, choose_tasks
 from rollq_worker.commands.environment_names import load_domain, task_count
 from rollq_worker.extensions.authors_line import authors_line
 from rollq_worker.process.attempts.isolation import end_with_parent
@@ -207,7 +207,7 @@ def _play(
         splits = domain.splits()
         split = split or next(iter(splits))
         count = task_count(env, split)
-    tasks = tasks or chosen(count)
+    tasks = tasks or choose_tasks(count)
     if tasks[-1] >= count:
         raise SettingsError(f"{env}/{split} has tasks 0-{count - 1}; --tasks asks for {tasks[-1]}")
 

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable
 from fractions import Fraction
 
-LONGEST = 100
+LONGEST_EXPRESSION = 100
 """Longest expression in characters. This also bounds the size of the numbers and the depth of the
 tree.
 """
@@ -26,8 +26,8 @@ def calculate(expression: str) -> str:
     """The value with two decimals, exact until it is rounded. Raises ValueError in words for the
     policy.
     """
-    if len(expression) > LONGEST:
-        raise ValueError(f"the expression is longer than {LONGEST} characters")
+    if len(expression) > LONGEST_EXPRESSION:
+        raise ValueError(f"the expression is longer than {LONGEST_EXPRESSION} characters")
     if not expression.strip() or set(expression) - set("0123456789.+-*/() "):
         raise ValueError("only numbers, + - * / and parentheses can be calculated")
     try:

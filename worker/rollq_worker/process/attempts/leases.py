@@ -152,7 +152,7 @@ class Leases:
             waited_s = time.monotonic() - began
             if waited_s > 2 * TICK_S:
                 self.stand_still(waited_s - TICK_S)
-            with self._logged("all"):
+            with self._log_errors("all"):
                 # this thread alone keeps every lease alive, whatever one tick raises
                 self.tick()
             began = time.monotonic()
@@ -166,7 +166,7 @@ class Leases:
 
     def _write_late(self) -> None:
         while not self._stop.wait(LOOK_EVERY_S):
-            with self._logged("late writes"):  # no other thread journals a turn before it ends
+            with self._log_errors("late writes"):  # no other thread journals a turn before it ends
                 self.write_behind()
 
     def write_behind(self) -> None:
@@ -194,7 +194,7 @@ class Leases:
         run = attempts[0].ledger.run
         now = time.monotonic()
         near = {a for a in attempts if a.left_s < LEASE_S}
-        with self._logged(run):
+        with self._log_errors(run):
             renewed_at = self._renewed.get(run, float("-inf"))
             all_due = now - renewed_at >= RENEW_EVERY_S - TICK_S / 2
             # A lease never outlasts its job's deadline by much, so one with a near deadline is
@@ -207,7 +207,7 @@ class Leases:
             # Nearly all of a thousand need no look. One that is abandoned has lost its lease, too.
             is_in_foreign_code = attempt.time_limits.current is not None
             if attempt in near or attempt.lost.is_set() or is_in_foreign_code:
-                with self._logged(attempt.job.id):
+                with self._log_errors(attempt.job.id):
                     self._watch(attempt)
 
     def renew(self, attempts: list[Attempt]) -> None:
@@ -244,7 +244,7 @@ class Leases:
         self._end_engine_wait(attempt.job.id)  # a teacher's too, which is a call with a limit
 
     @contextmanager
-    def _logged(self, what: str) -> Iterator[None]:
+    def _log_errors(self, what: str) -> Iterator[None]:
         """Logs any error of the block, which is about one run or job, so that the others go on."""
         try:
             yield

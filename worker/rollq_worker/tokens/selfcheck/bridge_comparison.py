@@ -219,7 +219,7 @@ class BridgeComparison:
         """The finding of an exchange if it is worse than this class; else None."""
         with contextlib.suppress(JobFailure):
             if match is Match.REWRITE:
-                good = self._ends_with(self._written(exchange.messages), *self._bridge(exchange))
+                good = self._ends_with(self._render(exchange.messages), *self._bridge(exchange))
             else:
                 good = self._continuation(exchange) in self._exact
             if good:
@@ -233,8 +233,8 @@ class BridgeComparison:
         turns = [*exchange.history, exchange.turn]
         tools = self._conversations.tools
         try:
-            prompt = self._written(exchange.history)
-            full = self._written(exchange.messages)
+            prompt = self._render(exchange.history)
+            full = self._render(exchange.messages)
             continued = self.renderer.extend(turns, exchange.replies, tools, prompt, full)
         except JobFailure as e:
             return Finding(Match.UNSUPPORTED, str(e), renders=False)
@@ -298,7 +298,7 @@ class BridgeComparison:
             return Finding(Match.SAME_TEXT, OTHER_IDS)
         return None
 
-    def _written(self, messages: Sequence[Message]) -> str:
+    def _render(self, messages: Sequence[Message]) -> str:
         """The text that the template writes for the conversation so far, with the next assistant
         header. Raises JobFailure.
         """
@@ -330,7 +330,7 @@ class BridgeComparison:
         Raises JobFailure.
         """
         _, text = self._bridge(exchange)
-        before, full = self._written(exchange.history), self._written(exchange.messages)
+        before, full = self._render(exchange.history), self._render(exchange.messages)
         header = before[self._header_start(before) :]
         if not full.startswith(before) or not full.endswith(text):
             return header, "", text
@@ -379,7 +379,7 @@ class BridgeComparison:
         """True if the bridge is right without tools and system prompt, which the template moves to
         the last message.
         """
-        prompt = self._written(self._conversations.opening)
+        prompt = self._render(self._conversations.opening)
         full = continued.full
         words = [word for word in self._conversations.words_shown_once if prompt.count(word) == 1]
         if any(full.count(word) > prompt.count(word) for word in words):

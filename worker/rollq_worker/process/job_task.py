@@ -34,6 +34,7 @@ from rollq.ledger.replies import Claim, Refusal
 from rollq.servers.retry import CONNECTION_ERRORS, RetryLoop
 from rollq.settings import Settings
 from rollq.token_stats import count_tokens
+from rollq.trajectory import Trajectory
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.failures import Diverged, Drained, OtherWeights
 from rollq_worker.process.attempts.attempt import Attempt
@@ -219,14 +220,7 @@ class JobRunner:
             )
         finally:
             self._leave_engines(job.id)
-        return {
-            "job": job.id,
-            "stop": trajectory.stop,
-            "reward": trajectory.reward,
-            "turns": trajectory.turns,
-            "tokens": len(trajectory.tokens),
-            "seconds": round(time.monotonic() - started, 2),
-        }
+        return _summary_of(trajectory, time.monotonic() - started)
 
     def _leave_engines(self, job_id: str) -> None:
         for pool in self._pools:
@@ -299,6 +293,17 @@ class JobRunner:
         except (LedgerError, *CONNECTION_ERRORS) as e:
             log.warning(failed, type(e).__name__)
             return False
+
+
+def _summary_of(trajectory: Trajectory, seconds: float) -> Summary:
+    return {
+        "job": trajectory.job.id,
+        "stop": trajectory.stop,
+        "reward": trajectory.reward,
+        "turns": trajectory.turns,
+        "tokens": len(trajectory.tokens),
+        "seconds": round(seconds, 2),
+    }
 
 
 def _shortened(reason: str) -> str:

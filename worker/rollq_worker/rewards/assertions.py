@@ -51,7 +51,7 @@ def _met(line: str, count: int) -> list[bool]:
     except (ValueError, RecursionError):
         met = []
     has_all = isinstance(met, list) and len(met) == count
-    if not has_all or not all(isinstance(one, bool) for one in met):
+    if not has_all or not all(isinstance(is_met, bool) for is_met in met):
         raise RewardFailure(
             f"the judge's answer does not end with a JSON list of true or false for {count} "
             f"assertions: {line[-200:]!r}"

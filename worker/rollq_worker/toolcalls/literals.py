@@ -65,6 +65,7 @@ class Notation:
     number: re.Pattern[str] = re.compile(
         r"[+-]?[0-9]++(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]++)?(?![\w.])"
     )
+    """Matches a number. Leading zeros, which Python refuses, are read."""
     constants: Mapping[str, Json]
     closing: Mapping[str, str]
     """The closing bracket of each bracket that opens a list or an object."""

@@ -76,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _as_json(findings: "Sequence[Finding]", failed: "Sequence[Finding]") -> dict[str, Any]:
     checks = {}
-    for one in findings:
-        fields = {"status": one.level.value, "says": one.says, "next": one.remedy}
-        checks[one.name] = {**fields, **one.details}
+    for finding in findings:
+        fields = {"status": finding.level.value, "says": finding.says, "next": finding.remedy}
+        checks[finding.name] = {**fields, **finding.details}
     return {
         "verdict": "bad" if failed else "good",
         "next": failed[0].remedy if failed else READY,
@@ -88,12 +88,12 @@ def _as_json(findings: "Sequence[Finding]", failed: "Sequence[Finding]") -> dict
 
 def _as_text(findings: "Sequence[Finding]", failed: "Sequence[Finding]") -> list[str]:
     lines: list[str] = []
-    for one in findings:
-        lines.append(f"{one.level.value:<4} {one.name}: {one.says}")
-        lines += [f"      {line}" for line in one.lines]
-        if one.remedy:
-            lines.append(f"      next: {one.remedy}")
+    for finding in findings:
+        lines.append(f"{finding.level.value:<4} {finding.name}: {finding.says}")
+        lines += [f"      {line}" for line in finding.lines]
+        if finding.remedy:
+            lines.append(f"      next: {finding.remedy}")
     verdict = "ready"
     if failed:
-        verdict = f"not ready: {', '.join(one.name for one in failed)}"
+        verdict = f"not ready: {', '.join(finding.name for finding in failed)}"
     return [*lines, "", f"verdict: {verdict}", f"next: {failed[0].remedy if failed else READY}"]

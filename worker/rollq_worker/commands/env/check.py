@@ -96,8 +96,8 @@ class Report:
     """Why not all tasks were played."""
 
     def add(self, other: "Report") -> None:
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+        for part in fields(self):
+            setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
 
     def add_problem(self, task: int, text: str, kind: str = "") -> None:
         self.problems.append(Problem(task, text, kind or text))
@@ -152,8 +152,8 @@ def check_environment(
     def check(index: int) -> Report:
         return _check_index(domain, split, openings, index, limits(index))
 
-    for one in _reports(check, tasks, began):
-        report.add(one)
+    for task_report in _reports(check, tasks, began):
+        report.add(task_report)
         report.programs_s = _programs_s() - began
         show(report)
     return report
@@ -171,10 +171,10 @@ def _reports(
         yield from map(check, tasks[1:])
         return
     with ThreadPoolExecutor(4) as pool:
-        for one in pool.map(check, tasks[1:]):
-            one.steps = 0
-            one.step_s = 0.0
-            yield one
+        for task_report in pool.map(check, tasks[1:]):
+            task_report.steps = 0
+            task_report.step_s = 0.0
+            yield task_report
 
 
 def _programs_s() -> float:

@@ -63,7 +63,9 @@ def exact_edges(self_check: SelfCheck) -> int:
 def _same_model(own: Tokenizer, other: Tokenizer, tools: Sequence[Json]) -> bool:
     if shows_tools(own) == shows_tools(other):
         shown = [(opening, listed) for opening in _OPENINGS for listed in (tools, None)]
-        return all(_prompt(own, *one) == _prompt(other, *one) for one in shown)
+        return all(
+            _prompt(own, *conversation) == _prompt(other, *conversation) for conversation in shown
+        )
     lines = _prompt(own, [_USER], None).splitlines()
     is_recognised = len("".join(lines)) > _OWN_WORDS or _shows_same_image(own, other)
     if not is_recognised:

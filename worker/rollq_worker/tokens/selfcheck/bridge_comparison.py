@@ -121,7 +121,7 @@ class BridgeComparison:
             edge, tags=not (self._rerender or self._takes_reasoning)
         ):
             findings = map(self._compare, self._conversations.short(edge, form))
-            finding = max(findings, key=lambda one: _RANK.index(one.match))
+            finding = max(findings, key=lambda finding: _RANK.index(finding.match))
             if finding.match is not Match.UNSUPPORTED and finding.why != LEFT_OUT:
                 return finding
             first = first or finding
@@ -166,7 +166,7 @@ class BridgeComparison:
                 history, edge, "key" if self._takes_reasoning else "tags"
             )
             counts_for = self._conversations.edges_of(edge, exchange)
-            match = max((findings[one].match for one in counts_for), key=_RANK.index)
+            match = max((findings[covered].match for covered in counts_for), key=_RANK.index)
             if match in (Match.EXACT, Match.SAME_TEXT):
                 worse = self._worse_than(match, exchange)
                 if worse is not None:
@@ -174,7 +174,7 @@ class BridgeComparison:
                     if worse.match is not Match.SAME_TEXT:
                         continue
             elif counts_for[0] not in (Edge.CALL, Edge.REASONED_CALL) or any(
-                findings[one].match is Match.UNSUPPORTED for one in counts_for
+                findings[covered].match is Match.UNSUPPORTED for covered in counts_for
             ):
                 continue
             history = exchange.messages
@@ -187,7 +187,7 @@ class BridgeComparison:
         for n, edge in enumerate(edges):
             exchange = self._conversations.after(history, edge, "key")
             counts_for = self._conversations.edges_of(edge, exchange)
-            counted = [findings[one] for one in counts_for]
+            counted = [findings[covered] for covered in counts_for]
             if any(finding.match is Match.UNSUPPORTED for finding in counted):
                 continue
             rewrites = any(finding.match is Match.REWRITE for finding in counted)

@@ -41,7 +41,7 @@ TARGETS = {
 """What each start is compared with, and how many times its CPU it may take."""
 
 Took = dict[str, float]
-"""cpu_s and wall_s."""
+"""Seconds by name: cpu_s and wall_s."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

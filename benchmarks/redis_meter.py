@@ -16,7 +16,7 @@ import redis
 
 SCRIPTS = ("cmdstat_evalsha", "cmdstat_eval")
 COMMAND = re.compile(rb"\+\S+ \[\d+ (\S+)\] \"(\w+)\"")
-"""Who sent a command, or `lua` for one from within a script, and its name."""
+"""Sender of a command, or `lua` for one from within a script, and its name."""
 WATCHERS = frozenset({"info", "monitor", "ping", "hello", "client", "select"})
 """What connections and this module send."""
 

@@ -62,7 +62,7 @@ class Turn:
     """True once its trace goes on behind it, or is over."""
     ended_at: float = 0.0
     cut: bool = False
-    """It ended because a budget of tokens was spent."""
+    """True if it ended because a budget of tokens was spent."""
     stop_text: str | None = None
     """The text at which the agent asked it to stop, if it ended there."""
 

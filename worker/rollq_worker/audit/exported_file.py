@@ -56,7 +56,7 @@ class Conditions(NamedTuple):
     """The conditions of a token's logprob, beside the tokens before it."""
 
     temperature: float
-    """It divides the logits. For greedy sampling it is 1, because raw logprobs are reported then.
+    """Divisor of the logits. For greedy sampling it is 1, because raw logprobs are reported then.
     """
     incomparable: str
     """The obstacle to a comparison, images or a sampling parameter. Empty without one."""

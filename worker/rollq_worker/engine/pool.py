@@ -32,7 +32,7 @@ class Usage(NamedTuple):
 
     engine: EngineClient
     idle: Idle | None
-    """Why it generates nothing; None if it does."""
+    """Reason why it generates nothing; None if it does."""
     episodes: int
     """Episodes of this process that play there."""
     load: EngineLoad | None

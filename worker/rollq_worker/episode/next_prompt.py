@@ -30,7 +30,7 @@ class NextPrompt:
     bridge: array[int] = field(default_factory=lambda: array("I"))
     opened: Prompt | None = None
     stop: Stop | None = None
-    """Why there is no room for another turn."""
+    """Reason why there is no room for another turn."""
 
 
 @dataclass(frozen=True, slots=True)

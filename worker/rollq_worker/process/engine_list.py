@@ -31,7 +31,7 @@ class EngineList:
         self._failing: set[str] = set()
 
     def watch(self, update: Callable[[Collection[str]], None]) -> None:
-        """If any of them may change, pass all to `update` every few seconds, in a thread."""
+        """Passes all to `update` every few seconds, in a thread, if any of them may change."""
         if any(source.startswith((FILE, REDIS)) for source in self._sources):
             threading.Thread(
                 target=self._watch, args=(update,), name="rollq-engine-list", daemon=True

@@ -295,7 +295,7 @@ class _Run:
         self.name = name
         self.ledger = Ledger(connection, name)
         self.left_until = 0.0
-        """It is not looked at before (`time.monotonic`)."""
+        """Monotonic time before which it is not looked at."""
         self.playable = True
         """True if some live worker has its tokenizer."""
         self._hashes = ("", "")

@@ -104,7 +104,7 @@ class EngineState(NamedTuple):
     ready: bool
     """True if it takes requests."""
     why: str
-    """Why it takes none, or generated nothing; empty when it generated."""
+    """Reason why it takes none, or generated nothing; empty when it generated."""
 
 
 def check_engine(engine: EngineClient, tokenizer: str, model: str = "") -> EngineState:

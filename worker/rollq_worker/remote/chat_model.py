@@ -202,7 +202,7 @@ class ChatModel:
         return attempt > 0
 
     def _no_answer(self) -> "_Retry | None":
-        """Why the endpoint has no answer for a question that is always the same."""
+        """Reason why the endpoint has no answer for a question that is always the same."""
         try:
             self._request(PROBE, min(PROBE_TIMEOUT_S, self._options.timeout_s))
         except _Retry as e:

@@ -93,7 +93,7 @@ class Report:
     programs_s: float = 0.0
     """Seconds of the programs that it started, all episodes together."""
     cut_short: str = ""
-    """Why not all tasks were played."""
+    """Reason why not all tasks were played."""
 
     def add(self, other: "Report") -> None:
         for part in fields(self):

@@ -173,7 +173,7 @@ class RequestsInFlight:
         return request
 
     def use(self, request: RequestInFlight, sock: socket.socket | None) -> None:
-        """It has its connection. Raises WaitCut when the wait was ended before."""
+        """Takes over its connection. Raises WaitCut when the wait was ended before."""
         with self._lock:
             request.sock = sock
             if request.cut is not None:

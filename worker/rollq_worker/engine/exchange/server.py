@@ -17,11 +17,11 @@ from rollq_worker.protocols import Adapter, Generated, SampleRequest
 from rollq_worker.remote.http_client import Response
 
 PAUSED = "it is paused"
-"""Why a paused engine takes no requests."""
+"""Reason why a paused engine takes no requests."""
 
 
 class NotReady(NamedTuple):
-    """Why an engine takes no requests."""
+    """Reason why an engine takes no requests."""
 
     reason: str
     is_unreachable: bool = False

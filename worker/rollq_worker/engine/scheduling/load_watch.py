@@ -34,12 +34,12 @@ UNANSWERED_S = 4.0
 
 
 class Idle(StrEnum):
-    """Why an engine that has requests generates nothing."""
+    """Reason why an engine that has requests generates nothing."""
 
     PAUSED = "paused"
-    """It reports a pause."""
+    """The engine reports a pause."""
     STALLED = "stalled"
-    """It reports no reason. A paused SGLang 0.5.15 looks like one that hangs."""
+    """The engine reports no reason. A paused SGLang 0.5.15 looks like one that hangs."""
 
 
 class LoadWatch:
@@ -77,7 +77,7 @@ class LoadWatch:
                 self.observe(engine)
 
     def idle(self, url: str) -> Idle | None:
-        """Why that engine generated nothing at the last look; None when it may have."""
+        """Reason why that engine generated nothing at the last look; None when it may have."""
         return self._idle.get(url)
 
     def load(self, url: str) -> EngineLoad | None:

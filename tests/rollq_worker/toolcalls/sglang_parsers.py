@@ -22,6 +22,8 @@ PARSERS = {
     "deepseek_v41": "deepseekv41",
     "mimo_v2": "mimo",
     "intern_s1": "interns1",
+    "k2_horizon_typed": "k2_horizon",
+    "k2_horizon_json": "k2_horizon",
 }
 """SGLang's name for a format, where it is another one."""
 

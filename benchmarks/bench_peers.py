@@ -10,6 +10,7 @@ the servers that answer, Redis and the producer are not counted. All rewards mus
     openai      asyncio and the openai client           pip install openai
     lightning   the same behind Agent Lightning 1.0     pip install agentlightning openai
     slime       its rollout code                        its checkout in PYTHONPATH, and what it imports
+    verifiers   its null harness                        pip install 'verifiers>=0.4' uv
 """  # noqa: E501
 
 import argparse
@@ -44,6 +45,7 @@ KEEPS = {
     "openai": "messages, in memory",
     "lightning": "messages, and what ids the engine gives, in memory",
     "slime": "ids and logprobs, in memory",
+    "verifiers": "messages of finished episodes",
 }
 """The sides, and what each has after a turn."""
 SCRIPTS = {
@@ -51,6 +53,7 @@ SCRIPTS = {
     "openai": "openai_client",
     "lightning": "agent_lightning",
     "slime": "slime_rollout",
+    "verifiers": "verifiers_rollout",
 }
 HERE = Path(__file__).parent
 PATHS = (HERE, HERE / "peers", HERE.parent / "producer", os.environ.get("PYTHONPATH", ""))

@@ -36,10 +36,23 @@ async def complete(request):
     if body.get("return_token_ids"):
         choice["token_ids"] = [9] * SAID
         reply["prompt_token_ids"] = list(range(1650 + 130 * turn))
-    usage = {"prompt_tokens": 1650, "completion_tokens": SAID, "total_tokens": 1650 + SAID}
-    return web.json_response(
-        {**reply, "model": body.get("model"), "choices": [choice], "usage": usage}
-    )
+    reply["model"] = body.get("model")
+    reply["usage"] = {"prompt_tokens": 1650, "completion_tokens": SAID, "total_tokens": 1650 + SAID}
+    if body.get("stream"):
+        return await stream(request, {**reply, "object": "chat.completion.chunk"}, choice)
+    return web.json_response({**reply, "choices": [choice]})
+
+
+async def stream(request, reply, choice):
+    """The turn as one chunk of server-sent events, as verifiers reads it."""
+    delta = choice.pop("message")
+    for index, made in enumerate(delta.get("tool_calls", ())):
+        made["index"] = index
+    chunk = json.dumps({**reply, "choices": [{**choice, "delta": delta}]})
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    await response.write(f"data: {chunk}\n\ndata: [DONE]\n\n".encode())
+    return response
 
 
 async def models(request):

@@ -1,5 +1,5 @@
-"""The task as a taskset of verifiers, played by its null harness: a process for each rollout, and one
-more that serves its tools by MCP. Needs verifiers 0.4, and uv on PATH.
+"""The task as a taskset of verifiers, played by its null harness. Each rollout has a process for
+its agent, and another one that serves its tools by MCP. Needs verifiers 0.4, and uv on PATH.
 """
 
 import asyncio

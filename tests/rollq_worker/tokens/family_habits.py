@@ -86,7 +86,7 @@ HUNYUAN = [
 ]
 HUNYUAN_4 = [token.replace("opensource", "6124c78e") for token in HUNYUAN[:-1]]
 K2_HORIZON_TOKENS = [
-    *["<|im_start|>", "<|im_end|>"],
+    *["<|ifm|im_start|>", "<|ifm|im_end|>"],
     *[
         f"<{end}ifm|{name}>"
         for name in ("think", "tool_calls", "tool_call", "arg_key", "arg_type", "arg_value")
@@ -94,8 +94,10 @@ K2_HORIZON_TOKENS = [
     ],
 ]
 K2_HORIZON = (
-    "{%- set form = tool_call_format | default('FORM') %}{%- for m in messages %}<|im_start|>"
+    "{%- set form = tool_call_format | default('FORM') %}{%- for m in messages %}<|ifm|im_start|>"
     "{{ m.role }}\n{% if loop.first and tools %}{{ tools | tojson }}{% endif %}"
+    "{% if m.role == 'assistant' and m.reasoning_content is not defined %}"
+    "{{ raise_exception('an assistant message lacks a field for reasoning') }}{% endif %}"
     "{% if m.reasoning_content %}<ifm|think>{{ m.reasoning_content }}</ifm|think>{% endif %}"
     "{{ m.content }}{% if m.tool_calls %}<ifm|tool_calls>{% for c in m.tool_calls %}"
     "<ifm|tool_call>{% if form == 'json' %}"
@@ -104,8 +106,9 @@ K2_HORIZON = (
     "<ifm|arg_key>{{ k }}</ifm|arg_key>{% if form == 'xml_typed' %}<ifm|arg_type>"
     "{{ 'string' if v is string else 'integer' if v is integer else 'object' }}</ifm|arg_type>"
     "{% endif %}<ifm|arg_value>{{ v if v is string else v | tojson }}</ifm|arg_value>{% endfor %}"
-    "{% endif %}</ifm|tool_call>{% endfor %}</ifm|tool_calls>{% endif %}<|im_end|>\n{% endfor %}"
-    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% endif %}</ifm|tool_call>{% endfor %}</ifm|tool_calls>{% endif %}<|ifm|im_end|>\n"
+    "{% endfor %}"
+    "{%- if add_generation_prompt %}<|ifm|im_start|>assistant\n{% endif %}"
 )
 MINIMAX_M1 = ["<begin_of_document>", "<beginning_of_sentence>", "<end_of_sentence>"]
 LAGUNA = [

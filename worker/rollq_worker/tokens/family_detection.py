@@ -19,7 +19,7 @@ from rollq.job import Json
 from rollq_worker.protocols import ReadTurn
 from rollq_worker.tokens.injection_guard import any_of
 from rollq_worker.tokens.known_families import families
-from rollq_worker.tokens.model_family import Family, example_call
+from rollq_worker.tokens.model_family import REASONING, Family, example_call
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.toolcalls import NO_CALLS, readers, readers_for
 from rollq_worker.toolcalls.pieces import THINK
@@ -65,17 +65,26 @@ def shows_tools(tokenizer: Tokenizer) -> bool:
 def _render(
     tokenizer: Tokenizer, turns: Sequence[Message], header: bool, tools: Sequence[Json] = (_TOOL,)
 ) -> str:
-    """The rendering of a user's message and `turns`, with a tool, and with a system prompt where
-    the template wants one.
+    """The rendering of a user's message and `turns`, with a tool. Where the template wants them,
+    with a system prompt, or with a field for reasoning in each turn.
     """
     messages: list[Message] = [{"role": "user", "content": _USER}, *turns]
     try:
         return tokenizer.render(messages, tools, add_generation_prompt=header)
     except JobFailure:
-        with contextlib.suppress(JobFailure):
-            messages.insert(0, {"role": "system", "content": "s"})
-            return tokenizer.render(messages, tools, add_generation_prompt=header)
+        with_system = [{"role": "system", "content": "s"}, *messages]
+        for fuller in (with_system, _with_reasoning(messages), _with_reasoning(with_system)):
+            with contextlib.suppress(JobFailure):
+                return tokenizer.render(fuller, tools, add_generation_prompt=header)
         raise
+
+
+def _with_reasoning(messages: Sequence[Message]) -> list[Message]:
+    """The messages, with empty reasoning in each turn that has none."""
+    return [
+        {REASONING: "", **message} if message["role"] == "assistant" else message
+        for message in messages
+    ]
 
 
 def family_of(tokenizer: Tokenizer, tools: bool = True) -> Family:
@@ -101,6 +110,7 @@ def family_of(tokenizer: Tokenizer, tools: bool = True) -> Family:
         family,
         system_in_user=_takes_no_system(tokenizer),
         one_system=not _takes_several_systems(tokenizer),
+        wants_reasoning=_wants_reasoning(tokenizer),
     )
 
 
@@ -274,6 +284,21 @@ def _takes_no_system(tokenizer: Tokenizer) -> bool:
         return False
 
 
+def _wants_reasoning(tokenizer: Tokenizer) -> bool:
+    """True if the template refuses a turn that has no field for reasoning."""
+    messages: list[Message] = [
+        {"role": "user", "content": _USER},
+        {"role": "assistant", "content": "a"},
+    ]
+    try:
+        tokenizer.render(messages)
+    except JobFailure:
+        with contextlib.suppress(JobFailure):
+            tokenizer.render(_with_reasoning(messages))
+            return True
+    return False
+
+
 def _takes_several_systems(tokenizer: Tokenizer) -> bool:
     """True if the template writes a second system message, behind the first and behind a turn."""
     first: Message = {"role": "system", "content": _SYSTEM}
@@ -326,7 +351,7 @@ def _reads_reasoning(tokenizer: Tokenizer, family: Family, call: _ExampleCall) -
     reasoning, or the template writes none.
     """
     try:
-        _, turn = _render_turn(tokenizer, {**call.message, "reasoning_content": _REASONING})
+        _, turn = _render_turn(tokenizer, {**call.message, REASONING: _REASONING})
     except JobFailure:
         return True
     if _REASONING not in turn:

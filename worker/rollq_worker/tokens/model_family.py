@@ -104,6 +104,8 @@ class Family:
     """True if the template refuses or leaves out a system message behind another message."""
     reasoning_key: str = REASONING
     """The key of a message under which the template takes reasoning."""
+    wants_reasoning: bool = False
+    """True if the template refuses a turn without a field for reasoning."""
     text_arguments: bool = False
     """True if the template takes a call's arguments as a string of JSON."""
     one_call: bool = False

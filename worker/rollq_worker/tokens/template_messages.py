@@ -35,6 +35,8 @@ def for_template(messages: Sequence[Message], family: Family) -> list[Message]:
             copy["tool_calls"] = calls.show(message["tool_calls"])
         elif role == "tool":
             calls.name_result(copy)
+        if family.wants_reasoning and role == "assistant":
+            copy.setdefault(REASONING, "")
         if family.reasoning_key != REASONING:
             _move_reasoning(copy, family)
         shown.append(copy)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 
 from rollq import cli
 from rollq_worker.audit.floor import TURNS
+from rollq_worker.audit.report import Report
+from rollq_worker.audit.scorer import Scorer
 from tests.conftest import free_port
 from tests.rollq_worker.audit.exported import record
 from tests.rollq_worker.audit.scoring_engine import scored_or_sampled, scoring_engine
@@ -144,6 +147,25 @@ def test_an_engine_that_breaks(
         "the engine broke" in captured.err and "2 of 3 trajectories were compared" in captured.err
     )
     assert captured.out.count("r/g/0") == 2 and "verdict" not in captured.out
+
+
+def test_an_interrupt_ends_all_requests_before_the_connections(
+    engine: ScriptedEngine, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(report: Report, result: Any) -> None:
+        raise KeyboardInterrupt
+
+    def close(scorer: Scorer) -> None:
+        running.extend(t.name for t in threading.enumerate() if "ThreadPoolExecutor" in t.name)
+        close_connections(scorer)
+
+    running: list[str] = []
+    close_connections = Scorer.close
+    monkeypatch.setattr(Report, "add", interrupted)
+    monkeypatch.setattr(Scorer, "close", close)
+    file.write_text(file.read_text() * 50)
+    assert audit(file, engine.url) == 130
+    assert running == []
 
 
 def test_a_file_that_cannot_be_audited_sends_nothing(

@@ -175,11 +175,16 @@ def test_a_malformed_header_is_an_error_and_kept(header: str, says: str):
 
 
 @pytest.mark.parametrize("before", ["", "<|channel|>analysis<|message|>hm<|end|>"])
-@pytest.mark.parametrize("after", ["", "<|return|>", "<|end|>\n"])
-def test_white_space_between_messages_belongs_to_the_format(before: str, after: str):
+@pytest.mark.parametrize("after", ["", "<|return|>", "<|end|>\n", "<|end|>\n<|return|>"])
+def test_white_space_around_messages_belongs_to_the_format(before: str, after: str):
     final = "<|start|>assistant<|channel|>final<|message|>Hello."
     read = PARSERS["gpt_oss"](f"{before}\n{final}{after}\n", False, TOOLS)
     assert (read.content, list(read.errors)) == ("Hello.", [])
+
+
+def test_a_turn_of_white_space_says_nothing():
+    read = PARSERS["gpt_oss"]("\n", False, TOOLS)
+    assert (read.content, read.errors, read.calls) == ("", (), ())
 
 
 def test_a_message_that_another_token_cuts_off_does_not_spoil_the_next():

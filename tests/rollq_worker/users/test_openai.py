@@ -131,6 +131,8 @@ def test_a_job_without_temperature_and_key_sends_none(server: ScriptedEngine) ->
         ("<longcat_think>a plan</longcat_think>It is S-1.", "It is S-1."),
         ("<ifm|think>a plan</ifm|think>It is S-1.", "It is S-1."),
         ("a plan</think:opensource>It is S-1.", "It is S-1."),
+        ("<think:6124c78e>a plan</think:6124c78e>It is S-1.", "It is S-1."),
+        ("<ifm|think_fast>a plan</ifm|think_fast>It is S-1.", "It is S-1."),
         (
             "<|channel|>analysis<|message|>a plan<|end|><|start|>assistant"
             "<|channel|>final<|message|>It is S-1.<|return|>",

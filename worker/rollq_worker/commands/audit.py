@@ -10,8 +10,9 @@ import io
 import json
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -226,21 +227,22 @@ def _audit(
 
 
 def _with_progress(
-    results: "Iterator[ComparisonResult]", progress: ProgressDisplay, total: int, unit: str
+    results: "Generator[ComparisonResult]", progress: ProgressDisplay, total: int, unit: str
 ) -> "Iterator[ComparisonResult]":
     """The results, shown as they come. Raises EngineFailure, with the number that came before."""
     done = 0
-    try:
-        for done, result in enumerate(results, 1):
-            progress.show(done, total, {unit: "compared"})
-            yield result
-    except EngineFailure as e:
-        raise EngineFailure(f"{e} ({done} of {total} {unit} were compared)") from e
+    with closing(results):  # no request goes on when the caller stops early
+        try:
+            for done, result in enumerate(results, 1):
+                progress.show(done, total, {unit: "compared"})
+                yield result
+        except EngineFailure as e:
+            raise EngineFailure(f"{e} ({done} of {total} {unit} were compared)") from e
 
 
 def _in_order(
     compare: "Callable[..., ComparisonResult]", items: Iterable[tuple[Any, ...]]
-) -> "Iterator[ComparisonResult]":
+) -> "Generator[ComparisonResult]":
     """The results for the items, in their order, from a few at a time. Raises EngineFailure."""
     running: deque[Future[ComparisonResult]] = deque()
     with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:

@@ -68,7 +68,7 @@ def _action_of(value: Json) -> Action | str:
     if not isinstance(name, str) or not name:
         return f'The action has no "name". {_FORM}'
     if not isinstance(arguments, dict):
-        return f'The "arguments" of the action {name!r:.80} are not a JSON object. {_FORM}'
+        return f'The "arguments" of the action {name[:80]!r} are not a JSON object. {_FORM}'
     if name == RESPOND and not (
         set(arguments) == {"content"} and isinstance(arguments["content"], str)
     ):

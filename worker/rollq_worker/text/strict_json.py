@@ -58,7 +58,7 @@ class _Decoder(threading.local):
         if len(fields) < len(pairs):
             counts = Counter(key for key, _ in pairs)
             twice = next(key for key, count in counts.items() if count > 1)
-            self.problems.append(f"The tool call names the key {twice!r:.80} twice.")
+            self.problems.append(f"The tool call names the key {twice[:80]!r} twice.")
         return fields
 
     def _constant(self, name: str) -> None:

@@ -37,7 +37,7 @@ def call_of(value: Json, form: str) -> Action:
         raise NotACall(f'The tool call has no "name". {form}')
     used_keys = [key for key in ARGUMENT_KEYS if value.get(key) is not None]
     if len(used_keys) > 1:
-        raise NotACall(f"The call of {name!r:.80} has both {' and '.join(used_keys)}. {form}")
+        raise NotACall(f"The call of {name[:80]!r} has both {' and '.join(used_keys)}. {form}")
     if not used_keys:
         return Action(name, {})
     key = used_keys[0]
@@ -45,13 +45,13 @@ def call_of(value: Json, form: str) -> Action:
     if isinstance(arguments, str):
         arguments = _from_string(name, arguments, key)
     if not isinstance(arguments, dict):
-        raise NotACall(f'The "{key}" of the call of {name!r:.80} are not a JSON object.')
+        raise NotACall(f'The "{key}" of the call of {name[:80]!r} are not a JSON object.')
     return Action(name, arguments)
 
 
 def _from_string(name: str, text: str, key: str) -> dict[str, Json]:
     """Reads arguments from a string that holds a JSON object, as in OpenAI's API."""
-    error = f'The "{key}" of the call of {name!r:.80} are a string that holds no JSON object.'
+    error = f'The "{key}" of the call of {name[:80]!r} are a string that holds no JSON object.'
     try:
         value, problem, end = strict_json(text)
     except NotJson:
@@ -72,11 +72,11 @@ def read_arguments(text: str, at: int, name: str) -> tuple[dict[str, Json], int]
     try:
         value, problem, end = strict_json(text, at)
     except NotJson as e:
-        raise BrokenCall(f"The arguments of the call of {name!r:.80} are {e}", at) from None
+        raise BrokenCall(f"The arguments of the call of {name[:80]!r} are {e}", at) from None
     if problem:
         raise BrokenCall(problem, end)
     if value is None:
         return {}, end
     if not isinstance(value, dict):
-        raise BrokenCall(f"The arguments of the call of {name!r:.80} are not a JSON object.", end)
+        raise BrokenCall(f"The arguments of the call of {name[:80]!r} are not a JSON object.", end)
     return value, end

@@ -161,7 +161,7 @@ class Cursor:
                 raise self.error("expected a key and ':'")
             name = self._string(key)
             if name in fields:
-                raise Unreadable(f"The tool call names the key {name!r:.80} twice.")
+                raise Unreadable(f"The tool call names the key {name[:80]!r} twice.")
             fields[name] = self.value(depth)
             self.take_comma("}", "a value")
         return fields

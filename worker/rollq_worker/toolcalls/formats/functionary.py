@@ -52,7 +52,7 @@ def _call(text: str, start: int, head: re.Match[str]) -> Piece:
         after = skip(text, end)
         if after < len(text) and not _NEXT.match(text, after):
             raise BrokenCall(
-                f"There is text behind the arguments of the call of {head[1]!r:.80}.", end
+                f"There is text behind the arguments of the call of {head[1][:80]!r}.", end
             )
     except BrokenCall as e:
         following = _NEXT.search(text, e.at)

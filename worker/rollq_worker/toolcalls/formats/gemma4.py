@@ -43,8 +43,8 @@ def _call(text: str, at: int, tools: Sequence[Json]) -> tuple[Sequence[Action], 
     if text.startswith(_CLOSE, end):
         return [Action(name[1], arguments)], end + len(_CLOSE)
     if end == len(text):
-        raise BrokenCall(f"The call of {name[1]!r:.80} was not closed with its end token.", at)
-    raise BrokenCall(f"The call of {name[1]!r:.80} has text behind its arguments.", at)
+        raise BrokenCall(f"The call of {name[1][:80]!r} was not closed with its end token.", at)
+    raise BrokenCall(f"The call of {name[1][:80]!r} has text behind its arguments.", at)
 
 
 READERS = {

@@ -68,7 +68,7 @@ class KeysAndValues:
         if "{" in name and not is_tool(tools, name):
             raise BrokenCall(f"The tool call writes its arguments as JSON. {self._form()}", end)
         if not text.startswith(self.behind_name, end):
-            problem = f"The name {name!r:.80} of the tool call has no {self.behind_name} behind it."
+            problem = f"The name {name[:80]!r} of the call has no {self.behind_name} behind it."
             raise BrokenCall(problem, end)
         at = skip(text, end + len(self.behind_name))
         arguments, at = self._arguments(text, at, name, tools)
@@ -77,7 +77,7 @@ class KeysAndValues:
             return [Action(name, arguments)], at + len(close)
         if at == len(text):
             raise BrokenCall("The tool call was not closed with its end tag.", at)
-        raise BrokenCall(f"The call of {name!r:.80} holds more than arguments. {self._form()}", at)
+        raise BrokenCall(f"The call of {name[:80]!r} holds more than arguments. {self._form()}", at)
 
     def _arguments(
         self, text: str, at: int, name: str, tools: Sequence[Json]
@@ -97,18 +97,18 @@ class KeysAndValues:
             has_value = text.startswith(open_value, at)
             if key is None or not key.strip() or kind is None or not has_value:
                 parts = "a key, a type and a value" if self.names_types else "a key and a value"
-                problem = f"An argument of the call of {name!r:.80} is not {parts}."
+                problem = f"An argument of the call of {name[:80]!r} is not {parts}."
                 raise BrokenCall(f"{problem} {self._form()}", inside)
             value, end = _inside(text, at, value_tags, openers)
             if value is None:
-                problem = f"The argument {key!r:.80} of the call of {name!r:.80} was not closed"
+                problem = f"The argument {key[:80]!r} of the call of {name[:80]!r} was not closed"
                 raise BrokenCall(f"{problem} with {close_value}.", inside)
             if key in arguments:
-                raise BrokenCall(f"The tool call names the argument {key!r:.80} twice.", end)
+                raise BrokenCall(f"The tool call names the argument {key[:80]!r} twice.", end)
             arguments[key], problem = schema.read(key, value, kind)
             if problem:
                 raise BrokenCall(
-                    f"The argument {key!r:.80} of the call of {name!r:.80} {problem}", end
+                    f"The argument {key[:80]!r} of the call of {name[:80]!r} {problem}", end
                 )
             at = end
         return arguments, at

@@ -9,7 +9,7 @@ stop token (`<|call|>` or `<|return|>`) has been taken off.
 
 A header is a role, a recipient, a channel and a content type; `json` and `code` may stand there
 without `<|constrain|>`. A header is not part of the content, so anything else in it is an error.
-White space between messages belongs to the format.
+White space around messages belongs to the format.
 """
 
 import re
@@ -59,7 +59,7 @@ def _pieces(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Pie
     pieces: list[Piece] = []
     for message in _messages(text):
         pieces += _pieces_of(text, message, tools)
-        if message.next_start > message.end:
+        if message.next_start > pieces[-1].end:
             pieces.append(Piece(Kind.FRAME, message.end, message.next_start))
     return pieces
 
@@ -78,20 +78,20 @@ def _messages(text: str) -> Iterator[_Message]:
             end = tag.start()
             # The next message brings its own <|start|>.
             next_start = end if tag[0] == _START else tag.end()
-        yield _Message(start, body, next_start if body is None else end, next_start)
+        yield _Message(start, body, end, next_start)
         start = next_start
 
 
 def _pieces_of(text: str, message: _Message, tools: Sequence[Json]) -> list[Piece]:
-    start, body, end, _ = message
+    start, body, end, next_start = message
     if body is None:
         if not text[start:end].strip():
-            return [Piece(Kind.FRAME, start, end)]
+            return [Piece(Kind.FRAME, start, next_start)]
         error = (
             "The turn holds text outside of any channel; write <|channel|>final<|message|> in "
             "front of it."
         )
-        return [Piece(Kind.BROKEN, start, end, errors=(error,))]
+        return [Piece(Kind.BROKEN, start, next_start, errors=(error,))]
     header_end = body - len(_MESSAGE)
     header = _HEADER.fullmatch(text, start, header_end)
     has_two_recipients = header and header["to"] and header["to_after_channel"]
@@ -133,7 +133,8 @@ def _call(text: str, message: _Message, recipient: str, tools: Sequence[Json]) -
     try:
         arguments, at = read_arguments(content, 0, name)
         if skip(content, at) < len(content):
-            raise BrokenCall(f"There is text behind the arguments of the call of {name!r:.80}.", at)
+            problem = f"There is text behind the arguments of the call of {name[:80]!r}."
+            raise BrokenCall(problem, at)
     except BrokenCall as e:
         return Piece(Kind.BROKEN, start, end, errors=(str(e),))
     return Piece(Kind.CALL, start, end, calls=(Action(name, arguments),))

@@ -119,7 +119,7 @@ class Markup:
         close = self.function[1]
         if text.startswith(close, at):
             return Action(name[1], arguments), at + len(close)
-        this = f"The call of {name[1]!r:.80}"
+        this = f"The call of {name[1][:80]!r}"
         if at == len(text):
             raise BrokenCall(f"{this} is cut off: it was not closed with {close}.", at)
         raise BrokenCall(f"{this} holds more than parameters. {self.form}", at)
@@ -135,11 +135,11 @@ class Markup:
             inside = at + len(tag)
             key = self.name.match(text, inside)
             if key is None:
-                problem = f"A parameter of the call of {name!r:.80} has no name. {self.form}"
+                problem = f"A parameter of the call of {name[:80]!r} has no name. {self.form}"
                 raise BrokenCall(problem, inside)
             value, end = self._argument(text, key, schema, name)
             if key[1] in arguments:
-                raise BrokenCall(f"The tool call names the parameter {key[1]!r:.80} twice.", end)
+                raise BrokenCall(f"The tool call names the parameter {key[1][:80]!r} twice.", end)
             arguments[key[1]] = value
             at = skip(text, end)
         return arguments, at
@@ -148,7 +148,7 @@ class Markup:
         self, text: str, key: re.Match[str], schema: Parameters, name: str
     ) -> tuple[Json, int]:
         """Reads the value behind the tag `key`. Returns it and its end. Raises BrokenCall."""
-        this = f"The parameter {key[1]!r:.80} of the call of {name!r:.80}"
+        this = f"The parameter {key[1][:80]!r} of the call of {name[:80]!r}"
         at = key.end()
         if self.marks_text and key[2] is None:
             raise BrokenCall(f"{this} does not say whether it is text. {self.form}", at)

@@ -156,7 +156,7 @@ def _call_of(body: str) -> Action:
     if not isinstance(name, str) or not name:
         raise NotACall(f'The tool call has no "name". {_FORM}')
     if not isinstance(arguments, dict | None):
-        raise NotACall(f'The "args" of the call of {name!r:.80} are not a JSON object.')
+        raise NotACall(f'The "args" of the call of {name[:80]!r} are not a JSON object.')
     return Action(name, arguments or {})
 
 

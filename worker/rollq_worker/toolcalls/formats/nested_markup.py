@@ -72,14 +72,14 @@ def _call(text: str, invoke: re.Match[str], tools: Sequence[Json]) -> tuple[Acti
         tag = _TAG.match(text, at)
         if tag is None or tag[1]:
             problem = "is cut off" if at == len(text) else "holds more than parameters"
-            raise BrokenCall(f"The call of {name!r:.80} {problem}. {_FORM}", at)
+            raise BrokenCall(f"The call of {name[:80]!r} {problem}. {_FORM}", at)
         node, end = _node(text, tag, 1)
         if tag[2] in arguments:
-            raise BrokenCall(f"The tool call names the parameter {tag[2]!r:.80} twice.", end)
+            raise BrokenCall(f"The tool call names the parameter {tag[2][:80]!r} twice.", end)
         arguments[tag[2]], error = _value(node, tag[2], schema, is_parameter=True)
         if error:
             raise BrokenCall(
-                f"The parameter {tag[2]!r:.80} of the call of {name!r:.80} {error}", end
+                f"The parameter {tag[2][:80]!r} of the call of {name[:80]!r} {error}", end
             )
         at = skip(text, end)
     return Action(name, arguments), at + len(_END)
@@ -98,12 +98,12 @@ def _node(text: str, opener: re.Match[str], depth: int) -> tuple[_Node, int]:
     while True:
         tag = _TAG.search(text, at)
         if tag is None or not _may_follow(tag, key):
-            raise BrokenCall(f"{key!r:.80} was not closed with {_MARK}</{key:.80}>.", at)
+            raise BrokenCall(f"{key[:80]!r} was not closed with {_MARK}</{key:.80}>.", at)
         node.text += text[at : tag.start()]
         is_end_tag = bool(tag[1])
         if is_end_tag:
             if node.children and node.text.strip():
-                raise BrokenCall(f"{key!r:.80} holds text beside its tags. {_FORM}", at)
+                raise BrokenCall(f"{key[:80]!r} holds text beside its tags. {_FORM}", at)
             return node, tag.end()
         child, at = _node(text, tag, depth + 1)
         node.children.append((tag[2], child))
@@ -158,7 +158,7 @@ def _children(node: _Node, schema: Parameters) -> tuple[list[tuple[str, Json]], 
     for name, child in node.children:
         value, error = _value(child, name, schema)
         if error:
-            return [], f"holds {name!r:.80}, which {error}"
+            return [], f"holds {name[:80]!r}, which {error}"
         values.append((name, value))
     return values, ""
 

@@ -68,7 +68,7 @@ def _call(cursor: Cursor) -> Action:
             raise cursor.error("expected name=value")
         if key[1] in arguments:
             raise Unreadable(
-                f"The call of {name[0]!r:.80} names the argument {key[1]!r:.80} twice."
+                f"The call of {name[0][:80]!r} names the argument {key[1][:80]!r} twice."
             )
         arguments[key[1]] = cursor.value()
         cursor.take_comma(")", "an argument")

@@ -102,7 +102,7 @@ class SectionFormat:
             tail = "has text behind its arguments."
             if end == len(text):
                 tail = "was not closed with its end token."
-            return broken(text, start, end, self.call, f"The call of {name!r:.80} {tail}")
+            return broken(text, start, end, self.call, f"The call of {name[:80]!r} {tail}")
         end += len(self.call[1])
         ids = (groups["id"],) if "id" in groups else ()
         return Piece(Kind.CALL, start, end, calls=(Action(name, arguments),), ids=ids)

@@ -160,17 +160,17 @@ def _take_pieces(pieces: Iterator[Any], tokens: int) -> list[Any]:
 def _add_times(episode: Episode, times: Sequence[Any]) -> None:
     """Adds the times of `rollq.export.times`, and their sums at the turns."""
     by_number = {turn.number: turn for turn in episode.turns}
-    for what, at, duration, number in times:
+    for kind, start, duration, number in times:
         seconds = float(duration)
-        episode.times.append([str(what), float(at), seconds, int(number)])
+        episode.times.append([str(kind), float(start), seconds, int(number)])
         if number not in by_number:
             continue
         notes = by_number[number].notes
-        if what in ("engine", "agent"):
-            notes[f"{what}_s"] = notes.get(f"{what}_s", 0.0) + seconds
+        if kind in ("engine", "agent"):
+            notes[f"{kind}_s"] = notes.get(f"{kind}_s", 0.0) + seconds
         elif "engine_s" in notes:  # else it opened the episode
             notes["answer_s"] = notes.get("answer_s", 0.0) + seconds
-            notes["answered_by"] = str(what)
+            notes["answered_by"] = str(kind)
 
 
 def _sampled_turns(record: Record) -> tuple[int, list[Turn]]:

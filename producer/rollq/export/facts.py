@@ -13,7 +13,7 @@ from typing import Any
 from rollq.errors import FailureClass
 from rollq.events import Sampled, Stop
 from rollq.export.conversations import conversations, steps, unanswered
-from rollq.export.times import times_of
+from rollq.export.times import episode_times
 from rollq.job import FIELD_TYPES
 from rollq.numbers import is_number
 from rollq.teachers import teacher_of
@@ -99,8 +99,8 @@ def _are_times(value: Any) -> bool:
 def _is_wait(value: Any) -> bool:
     if not is_list(value) or len(value) != 4:
         return False
-    what, start, seconds, turn = value
-    return is_text(what) and is_number(start) and is_number(seconds) and is_count(turn)
+    kind, start, seconds, turn = value
+    return is_text(kind) and is_number(start) and is_number(seconds) and is_count(turn)
 
 
 TEXT = (is_text, "a text")
@@ -180,7 +180,11 @@ FACTS: Mapping[str, Fact] = {
     "versions": Fact(attrgetter("versions"), *LIST),
     "traces": Fact(attrgetter("traces"), _are_lengths, "a list of lengths above 0"),
     "pieces": Fact(_pieces, *LIST),
-    "times": Fact(times_of, _are_times, "a list of what, start, seconds and turn"),
+    "times": Fact(
+        lambda t: list(map(list, episode_times(t))),
+        _are_times,
+        "a list of kind, start, seconds and turn",
+    ),
     "unanswered": Fact(
         unanswered, lambda value: isinstance(value, str), "a text", is_optional=True
     ),

@@ -3,17 +3,19 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 
 from rollq.events import Acted, Observed
 from rollq.export.record import as_json, record
-from rollq.export.times import times_of
+from rollq.export.times import episode_times
 from rollq.export.validation import faults
 from rollq.trajectory import Trajectory
 from rollq_worker.audit.exported_file import read
 from tests.rollq.agent_episodes import branching, interleaved
-from tests.rollq.samples import job, trajectory
+from tests.rollq.samples import job, observed, trajectory
 
 
 def test_a_line_says_how_its_tokens_were_sampled(tmp_path: Path):
@@ -73,10 +75,30 @@ def test_a_single_trace_of_an_agent_is_its_conversation() -> None:
 
 
 def test_the_time_of_an_agent_is_what_nothing_else_claims() -> None:
-    times = times_of(branching())
-    assert times == sorted(times, key=lambda time: time[1])
-    agent = [time[1:] for time in times if time[0] == "agent"]
-    assert agent == [[3.0, 0.2, 0], [3.7, 0.3, 0], [6.0, 0.5, 1]]
+    times = episode_times(branching())
+    assert times == sorted(times, key=lambda span: span.start)
+    agent = [span[1:] for span in times if span.kind == "agent"]
+    assert agent == [(3.0, 0.2, 0), (3.7, 0.3, 0), (6.0, 0.5, 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "recorded", "kind"),
+    [
+        ("", {}, "user"),  # the opening
+        ("respond", {}, "user"),
+        ("respond", {"user": []}, "environment"),
+        ("look", {}, "environment"),
+        ("look", {"user": ["Wait!"]}, "user"),
+    ],
+)
+def test_a_time_is_the_users_where_the_user_spoke(name: str, recorded: Any, kind: str) -> None:
+    """Whatever the role of the reply: agents that act in text get tool results as a user's."""
+    action = {"name": name, "arguments": {}, **recorded}
+    text_reply = {"role": "user", "content": "It is red."}
+    turn = replace(observed(), actions=[action], replies=[text_reply])
+    for event in (turn, Acted(action=action, text="It is red.")):
+        (span,) = episode_times(replace(trajectory(), events=[event]))
+        assert span.kind == kind
 
 
 @given(interleaved())

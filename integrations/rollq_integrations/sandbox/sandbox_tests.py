@@ -216,6 +216,9 @@ class SandboxTests:
             script.write_text("new")
             box.upload(Path(folder, "in"), "/tmp/new/folder")
             _expect(box.download("/tmp/new/folder/sub/run.sh") == b"new", "the old file is there")
+            _sh(box, "rm /tmp/other/file; mkfifo /tmp/other/file")
+            box.upload(Path(folder, "in", "data"), "/tmp/other/file")
+            _expect(box.download("/tmp/other/file") == content, "the named pipe is there")
 
     def test_what_cannot_be_downloaded(self) -> None:
         with self._box() as box:

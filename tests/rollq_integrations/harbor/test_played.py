@@ -100,7 +100,7 @@ def test_the_solution_earns_the_reward_and_idleness_none(task: Path, form) -> No
             "head -c 99 /dev/zero > /dev/full || exit 9",
             "ended with code 9 and no reward",
         ),
-        ("tests/test.sh", "mkdir /logs/verifier/reward.txt", "reward.txt is no file"),
+        ("tests/test.sh", "mkdir /logs/verifier/reward.txt", "reward.txt is not a regular file"),
         ("tests/test.sh", "kill -9 -1; sleep 1", "and no reward"),
         (
             "tests/test.sh",

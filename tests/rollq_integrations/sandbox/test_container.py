@@ -149,7 +149,7 @@ def test_files_in_and_out(box: Container, tmp_path: Path) -> None:
     box.upload(tmp_path / "in" / "sub" / "run.sh", "/new/one")
     assert box.download("/new/one") == b"#!/bin/sh\necho ran"
     sh(box, "truncate -s 20M /tmp/big")
-    for path, says in (("/tmp/big", "more than 16000000 bytes"), ("/etc/apt", "is no file")):
+    for path, says in (("/tmp/big", "more than 16000000 bytes"), ("/etc/apt", "is not a regular file")):
         with pytest.raises(EnvironmentFailure, match=says):
             box.download(path)
     sh(box, "ln -s /tmp/self /tmp/self")

@@ -350,6 +350,13 @@ def test_variables_that_no_process_can_have(box: Bubblewrap, env: dict[str, str]
     assert bash(box, "echo here").output == "here\n"
 
 
+def test_refused_downloads_leave_nothing_open(box: Bubblewrap) -> None:
+    for _ in range(150):  # it may open 128 files
+        with pytest.raises(EnvironmentFailure, match="is not a regular file"):
+            box.download("/work")
+    assert bash(box, "echo here").output == "here\n"
+
+
 @pytest.mark.parametrize("path", ["/a\0b", "/\ud800"])
 def test_a_name_that_no_file_can_have(box: Bubblewrap, path: str) -> None:
     with pytest.raises(EnvironmentFailure, match=r"the sandbox: .*(null|encode)"):
@@ -409,8 +416,8 @@ def test_variables_and_files_of_a_command(box: Bubblewrap, tmp_path: Path) -> No
     bash(box, "truncate -s 20M /tmp/big; mkfifo /tmp/pipe")
     for path, says in (
         ("/tmp/big", "more than"),
-        ("/tmp", "directory"),
-        ("/tmp/pipe", "is no file"),
+        ("/tmp", "is not a regular file"),
+        ("/tmp/pipe", "is not a regular file"),
     ):
         with pytest.raises(EnvironmentFailure, match=says):
             box.download(path)

@@ -55,5 +55,5 @@ def read(container: "EngineContainer", path: str) -> bytes:
         # no link, which may lead to itself
         file = tar.extractfile(first) if first and first.isreg() else None
         if file is None:
-            raise EnvironmentFailure(f"{path} is no file")
+            raise EnvironmentFailure(f"{path} is not a regular file")
         return file.read()

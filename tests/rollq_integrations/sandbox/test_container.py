@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from rollq_integrations.sandbox import Container
 from rollq_integrations.sandbox.containers import container as container_module
 from rollq_integrations.sandbox.containers import hosts as hosts_module
 from rollq_integrations.sandbox.containers import lease
+from rollq_integrations.sandbox.containers.archives import folders_for_all
 from tests import container_engine
 from tests.container_engine import IMAGE, containers
 from tests.waiting import until
@@ -127,7 +128,7 @@ def test_options_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "NoNewPrivs:\t0\n" in status and "CapEff:\t0000000000000000\n" in status
     for wrong in ("{", "[]"):
         monkeypatch.setenv("ROLLQ_SANDBOX_OPTIONS", wrong)
-        with pytest.raises(ForOtherWorkers, match="ROLLQ_SANDBOX_OPTIONS is no JSON"):
+        with pytest.raises(ForOtherWorkers, match=r"ROLLQ_SANDBOX_OPTIONS is not .*JSON"):
             Container(IMAGE)
     monkeypatch.setenv("ROLLQ_SANDBOX_OPTIONS", '{"memory": 1}')
     with pytest.raises(ForOtherWorkers, match="has an unknown option"), Container(IMAGE) as box:
@@ -149,7 +150,10 @@ def test_files_in_and_out(box: Container, tmp_path: Path) -> None:
     box.upload(tmp_path / "in" / "sub" / "run.sh", "/new/one")
     assert box.download("/new/one") == b"#!/bin/sh\necho ran"
     sh(box, "truncate -s 20M /tmp/big")
-    for path, says in (("/tmp/big", "more than 16000000 bytes"), ("/etc/apt", "is not a regular file")):
+    for path, says in (
+        ("/tmp/big", "more than 16000000 bytes"),
+        ("/etc/apt", "is not a regular file"),
+    ):
         with pytest.raises(EnvironmentFailure, match=says):
             box.download(path)
     sh(box, "ln -s /tmp/self /tmp/self")
@@ -225,6 +229,21 @@ def test_it_ends_when_its_worker_says_nothing_for_too_long(monkeypatch: pytest.M
             sh(box, "true")
         with pytest.raises(WorkerFailure, match=r"the container at .* has gone"):
             box.download("/etc/passwd")
+
+
+def test_the_time_of_a_command_begins_once_the_container_has_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A command that was killed for its memory was not too slow, however slow the start was."""
+
+    def start_slowly(folders: Sequence[str]) -> bytes:
+        time.sleep(3)
+        return folders_for_all(folders)
+
+    monkeypatch.setattr(container_module, "folders_for_all", start_slowly)
+    with Container(IMAGE) as box:
+        result = sh(box, "kill -9 $$", seconds=1)
+        assert (result.code, result.stopped) == (container_module.KILLED, "")
 
 
 def test_time_passes_without_its_program(box: Container, monkeypatch: pytest.MonkeyPatch) -> None:

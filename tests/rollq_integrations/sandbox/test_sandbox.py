@@ -18,8 +18,9 @@ import pytest
 from rollq.env import CommandResult
 from rollq.errors import EnvironmentFailure, JobFailure
 from rollq_integrations.sandbox import PYTHON, Bubblewrap, Limits
+from rollq_integrations.sandbox.arguments import LONGEST_ARGUMENT
 from rollq_integrations.sandbox.bubblewrap import box as boxes
-from rollq_integrations.sandbox.bubblewrap.box import LONGEST_ARGUMENT, check_system
+from rollq_integrations.sandbox.bubblewrap.box import check_system
 from rollq_integrations.sandbox.bubblewrap.system_calls import (
     CLONE_NEWUSER,
     system_call_filter,

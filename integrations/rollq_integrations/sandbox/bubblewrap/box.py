@@ -30,6 +30,7 @@ from typing import Any
 
 from rollq.env import CommandResult, Json, SandboxSpec
 from rollq.errors import EnvironmentFailure, JobFailure
+from rollq_integrations.sandbox.arguments import refuse_arguments
 from rollq_integrations.sandbox.bubblewrap.system_calls import system_call_filter
 
 WORK = "/work"
@@ -54,8 +55,6 @@ START_S = 30.0
 """Longest start of a sandbox in seconds."""
 GRACE_S = 15.0
 """Seconds beyond a command's time in which the sandbox must answer."""
-LONGEST_ARGUMENT = 100_000
-"""Number of bytes of one argument; Linux takes 131,072."""
 INSTALL = (
     "install bubblewrap (apt-get install bubblewrap), and allow user namespaces to unprivileged "
     "users"
@@ -120,16 +119,15 @@ class Bubblewrap:
         env: Mapping[str, str] | None = None,
         user: str = "",
     ) -> CommandResult:
-        """Run a command. All its processes end with it. Raises JobFailure for another `user`."""
+        """Runs a command. All its processes end with it. Raises JobFailure for another `user`."""
         if user:
             raise JobFailure(f"bubblewrap has one user, not {user!r}: take a container")
         # half of a character pair has no bytes
         argv = [part.encode(errors="replace").decode() for part in command]
         argv = argv or [""]  # which is no program, too
-        if any(len(part.encode()) > LONGEST_ARGUMENT or "\0" in part for part in argv):
-            return CommandResult(
-                f"an argument has a null character or more than {LONGEST_ARGUMENT} bytes", 126
-            )
+        refusal = refuse_arguments(argv)
+        if refusal:
+            return refusal
         longest = self._limits.seconds if seconds is None else seconds
         reply, output = self._ask(
             {"argv": argv, "seconds": longest, "env": dict(env or {})}, seconds=longest
@@ -141,7 +139,7 @@ class Bubblewrap:
         return CommandResult(output.decode(errors="replace"), reply["code"], why)
 
     def end_processes(self) -> None:
-        """Do nothing: a command's processes end with it."""
+        """Does nothing: a command's processes end with it."""
 
     def upload(self, source: Path, target: str) -> None:
         source.stat()  # raises FileNotFoundError where there is none
@@ -191,7 +189,7 @@ class Bubblewrap:
             raise EnvironmentFailure("the sandbox has ended") from e
 
     def close(self) -> None:
-        """End all of its processes; the kernel removes the scratch folder."""
+        """Ends all of its processes; the kernel removes the scratch folder."""
         if self._process.poll() is None:  # else another process may have its number
             with suppress(ProcessLookupError):
                 # bwrap, and the first process of the PID namespace

@@ -3,12 +3,12 @@
     with Container("python:3.12-slim") as sandbox:
         print(sandbox.run(["python3", "-c", "print(2)"]).output)
 
-It lies on the least busy of the worker's hosts, and needs nothing of the worker's own files. It
-starts in the background while the policy writes its first turn. Nothing is left behind, whatever
-happens to the worker: a container reads lines from its worker, and ends, and is removed, once none
-came for LEASE_S or the connection closes. What was made and never started is swept away by the next
-worker. The image needs `sh`, `timeout` and `head` (coreutils or busybox). It does not know tasks or
-tools.
+It runs on the least busy of the worker's hosts and needs none of the worker's files. It starts in
+the background while the policy writes its first turn. Nothing stays behind, whatever happens to the
+worker: the container reads lines from its worker, and exits and is removed once none has come for
+LEASE_S seconds or the connection closes. One that was created and never started is removed by the
+next worker. The image needs `sh`, `timeout` and `head` (coreutils or busybox). It does not know
+tasks or tools.
 """
 
 import io
@@ -24,7 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from rollq.env import CommandResult, SandboxSpec, attempt_labels
 from rollq.errors import (
@@ -34,6 +34,7 @@ from rollq.errors import (
     RollqError,
     WorkerFailure,
 )
+from rollq_integrations.sandbox.arguments import refuse_arguments
 from rollq_integrations.sandbox.containers.archives import (
     folders_for_all,
     owned_by_root,
@@ -58,47 +59,56 @@ from rollq_integrations.sandbox.containers.lease import (
 if TYPE_CHECKING:
     from docker.models.containers import Container as EngineContainer
 
-T = TypeVar("T")
-START_S = 120.0
-"""Longest start in seconds, and longest upload or download."""
+CALL_S = 120.0
+"""Longest start, upload, download or signal, in seconds."""
 WAIT_S = 1.0
 """Seconds of one wait for the engine."""
 GRACE_S = 30.0
 """Seconds beyond a command's time in which the engine must report its end."""
-SHOWN = 32_768
+SHOWN_OUTPUT = 32_768
 """Number of bytes of a command's output that are shown."""
-MOST_OUTPUT = 2 * SHOWN
+MOST_OUTPUT = 2 * SHOWN_OUTPUT
 """Number of bytes that the worker reads of it. The policy may have replaced `head`."""
-LONGEST_ARGUMENT = 100_000
-"""Number of bytes of one argument; Linux takes 131,072."""
 OUTPUTS = "/run/rollq"
 """A folder in memory inside, for the outputs of commands."""
 OUTPUTS_MB = 16
 """Its size: a command that writes more has a full disk."""
-RUN = (
+RUN_SCRIPT = (
     'f="$0/$1"; shift; umask 77; set -C; : >"$f" || exit; umask 22; '
     'timeout -s KILL "$@" >>"$f" 2>&1 </dev/null; code=$?; '
-    f'head -c {SHOWN} "$f"; '
+    f'head -c {SHOWN_OUTPUT} "$f"; '
     f'echo 2>/dev/null >>"$f" || echo "[the {OUTPUTS_MB} MB for outputs are full]"; '
     'rm -f "$f"; exit $code'
 )
-"""Runs a command for so many seconds, with its output in a new file of a random name, which another
-user cannot have made and cannot write to (Podman's commands begin with no umask now and then).
-Processes that it leaves running go on, and do not hold up its end: they have the file, and not the
-connection.
+"""Runs a command for at most so many seconds. Its output goes to a new file with a random name,
+which no other user can have made or can write to. (Podman's commands sometimes begin without a
+umask.) Processes that it leaves running do not delay its end, because they hold the file and not
+the connection.
 """
 KILLED = 137
 """The exit code of a process that SIGKILL ended."""
-NETWORK = "ROLLQ_SANDBOX_NETWORK"
+NETWORK_VARIABLE = "ROLLQ_SANDBOX_NETWORK"
 """Environment variable of the worker: the engine's network for containers that may have one."""
-OPTIONS = "ROLLQ_SANDBOX_OPTIONS"
+OPTIONS_VARIABLE = "ROLLQ_SANDBOX_OPTIONS"
 """Environment variable of the worker: a JSON object of options of docker-py's `containers.create`,
-which go before those here.
+which override those here.
 """
 DROPPED_CAPABILITIES = "AUDIT_WRITE MKNOD NET_RAW SETFCAP SETPCAP".split()
-"""Capabilities of Docker's own set that installing packages and starting servers do not need. To
-add the others to none would give them to an image's user, too, by Podman.
+"""Capabilities of Docker's own set that installing packages and starting servers do not need.
+Dropping these is safer than adding the others to an empty set: Podman gives added capabilities to
+an image's own user too.
 """
+
+T = TypeVar("T")
+
+
+class _Exit(NamedTuple):
+    """The end of a command."""
+
+    output: bytes
+    code: int | None
+    """None if the output was too long, or the command still runs."""
+    seconds: float
 
 
 class Container:
@@ -123,15 +133,15 @@ class Container:
         beside: "Container | None" = None,
         command: Sequence[str] = (),
     ) -> None:
-        """The engine fetches an `image` that it lacks, or builds it of the folder `dockerfile`
-        within `build_s` seconds. `seconds` is a command's longest time. `cpus` and `memory` (bytes)
-        are for all processes together. `mounts` are folders of the engine's machine, read-only, and
-        where they lie inside. `folder` is where commands begin, in place of the image's. `folders`
-        are made, for every user to write in.
+        """`image` is pulled where it is missing, or built from the folder `dockerfile` within
+        `build_s` seconds. `seconds` limits a command. `cpus` and `memory` (bytes) limit all
+        processes together. `mounts` maps folders of the engine's machine to paths inside,
+        read-only. `folder` is where commands begin, instead of the image's. `folders` are created,
+        writable by every user.
 
-        With `network`, the container is in the network that ROLLQ_SANDBOX_NETWORK names. It is in
-        any case if that is an internal one, which leads nowhere but to its host. Otherwise it
-        has loopback alone.
+        With `network`, the container joins the network named by ROLLQ_SANDBOX_NETWORK. It joins
+        that network in any case if it is an internal one, which reaches only the host. Otherwise
+        it has loopback alone.
 
         A service, which is `beside` another container, runs the image's own command, or `command`,
         and shares that one's network and host. Both have the `names` of all services.
@@ -145,12 +155,14 @@ class Container:
         options: dict[str, Any] = {
             "image": image,
             "command": ["sh", "-c", LIVE, str(LEASE_S // 3)],
-            "stdin_open": True,  # and closed for ever with the connection of `attach_socket`
+            "stdin_open": True,  # it closes for good when the connection of `attach_socket` does
             "auto_remove": True,
             "labels": {
                 LABEL: "",
                 WORKER_LABEL: this_worker(),
-                **{f"rollq.{k}": str(getattr(labels, k)) for k in ("run", "job", "attempt")},
+                "rollq.run": labels.run,
+                "rollq.job": labels.job,
+                "rollq.attempt": str(labels.attempt),
             },
             "environment": dict(env or {}),
             "volumes": {
@@ -163,7 +175,7 @@ class Container:
             "pids_limit": processes,
             "cap_drop": DROPPED_CAPABILITIES,
             "security_opt": ["no-new-privileges"],
-            **_options(),
+            **_operator_options(),
         }
         self._host: Host = beside._host if beside else place(self)
         self._host.containers.add(self)
@@ -178,7 +190,8 @@ class Container:
         except BaseException:
             self._host.containers.discard(self)
             raise
-        options = {**({"network": joined} if joined else {"network_mode": "none"}), **options}
+        network_options = {"network": joined} if joined else {"network_mode": "none"}
+        options = {**network_options, **options}  # the operator's override it
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollq-container")
         self._started: Future[EngineContainer] = self._thread.submit(
             self._start, options, folders, beside
@@ -200,43 +213,38 @@ class Container:
     ) -> CommandResult:
         """See Sandbox. `user` is who runs it, in place of the image's user."""
         longest = self._seconds if seconds is None else seconds
-        if any(
-            "\0" in part or len(part.encode(errors="replace")) > LONGEST_ARGUMENT
-            for part in command
-        ):
-            return CommandResult(
-                f"an argument has a null character or more than {LONGEST_ARGUMENT} bytes", 126
-            )
-        argv = ["sh", "-c", RUN, OUTPUTS, secrets.token_hex(8), f"{longest:g}", *command]
+        refusal = refuse_arguments(command)
+        if refusal:
+            return refusal
+        argv = ["sh", "-c", RUN_SCRIPT, OUTPUTS, secrets.token_hex(8), f"{longest:g}", *command]
         options = {"environment": dict(env or {}), "user": user, "workdir": self._folder}
-        began = time.monotonic()
-        output, code = self._do(
+        output, code, elapsed_s = self._call(
             "a command", longest, lambda container: _run(container, argv, options, longest)
         )
         text = output[:MOST_OUTPUT].decode(errors="replace")
         if len(output) > MOST_OUTPUT:
             return CommandResult(text, KILLED, f"it wrote more than {MOST_OUTPUT} bytes")
-        if code is None:  # it still runs
+        if code is None:  # it has no exit code while it runs
             raise WorkerFailure("the container engine has closed the connection of a command")
-        late = code == KILLED and time.monotonic() - began >= longest
-        return CommandResult(text, code, f"it ran longer than {longest:g} s" if late else "")
+        is_timeout = code == KILLED and elapsed_s >= longest
+        return CommandResult(text, code, f"it ran longer than {longest:g} s" if is_timeout else "")
 
     def end_processes(self) -> None:
-        """Kill everything that runs inside, without a new process, for which there may be no room.
+        """Kills everything that runs inside, without a new process, for which there may be no room.
         A container whose image has another user than root ends that user's processes alone.
         """
-        self._do("a signal", START_S, lambda container: container.kill(END_PROCESSES))
+        self._call("a signal", CALL_S, lambda container: container.kill(END_PROCESSES))
 
     def upload(self, source: Path, target: str) -> None:
         made = io.BytesIO()
         with tarfile.open(fileobj=made, mode="w") as tar:
             tar.add(source, target.strip("/"), filter=owned_by_root)
-        self._do(
-            "an upload", START_S, lambda container: container.put_archive("/", made.getvalue())
+        self._call(
+            "an upload", CALL_S, lambda container: container.put_archive("/", made.getvalue())
         )
 
     def download(self, path: str) -> bytes:
-        return self._do("a download", START_S, lambda container: read(container, path))
+        return self._call("a download", CALL_S, lambda container: read(container, path))
 
     def close(self) -> None:
         self._host.containers.discard(self)
@@ -253,7 +261,7 @@ class Container:
             try:
                 container = self._host.client.containers.create(**options)
             except TypeError as e:
-                raise ForOtherWorkers(f"{OPTIONS} has an unknown option: {e}") from e
+                raise ForOtherWorkers(f"{OPTIONS_VARIABLE} has an unknown option: {e}") from e
             try:
                 with failures(f"starting a container{_entrypoint(container)}"):
                     container.start()
@@ -267,15 +275,15 @@ class Container:
                 raise
             return container
 
-    def _do(self, what: str, seconds: float, call: Callable[["EngineContainer"], T]) -> T:
+    def _call(self, what: str, seconds: float, call: Callable[["EngineContainer"], T]) -> T:
         """Result of the call, once the container has started."""
-        container = self._result(self._started, "its start", START_S)
+        container = self._wait_for(self._started, "its start", CALL_S)
         try:
             future = self._thread.submit(call, container)
         except RuntimeError as e:
             raise EnvironmentFailure("the container was closed") from e
         try:
-            return self._result(future, what, seconds + GRACE_S)
+            return self._wait_for(future, what, seconds + GRACE_S)
         except EnvironmentFailure as e:
             if _runs(container):
                 raise
@@ -284,8 +292,8 @@ class Container:
                 f"restarted or its host died, or its worker was silent for {LEASE_S} s ({e})"
             ) from e
 
-    def _result(self, future: "Future[T]", what: str, seconds: float) -> T:
-        # A worker that was frozen has not waited meanwhile, so short waits are counted.
+    def _wait_for(self, future: "Future[T]", what: str, seconds: float) -> T:
+        # Count short waits: a worker that was frozen has not really waited.
         for _ in range(math.ceil(seconds / WAIT_S)):
             if wait([future], WAIT_S).done:
                 break
@@ -328,25 +336,27 @@ def _service(host: Host, image: str, names: Sequence[str], command: Sequence[str
 
 def _run(
     container: "EngineContainer", argv: Sequence[str], options: Mapping[str, Any], seconds: float
-) -> tuple[bytes, int | None]:
-    """Output and exit code of a command; no more of the output than shows that it is too much. One
-    that outlives its seconds, because the policy has replaced `timeout`, is ended with all others.
+) -> _Exit:
+    """Runs a command; stops reading once its output is too long. One that outlives its seconds,
+    because the policy has replaced `timeout`, is ended with all others.
     """
     api = container.client.api
     command = api.exec_create(container.id, argv, **options)["Id"]
-    clock = threading.Timer(seconds + GRACE_S / 2, _end_processes, [container])
-    clock.daemon = True
-    clock.start()
+    began = time.monotonic()
+    kill_timer = threading.Timer(seconds + GRACE_S / 2, _end_processes, [container])
+    kill_timer.daemon = True
+    kill_timer.start()
     output = bytearray()
     try:
         with closing(api.exec_start(command, stream=True)) as stream:
             for part in stream:
                 output += part
                 if len(output) > MOST_OUTPUT:
-                    return bytes(output), None
+                    return _Exit(bytes(output), None, time.monotonic() - began)
     finally:
-        clock.cancel()
-    return bytes(output), api.exec_inspect(command)["ExitCode"]
+        kill_timer.cancel()
+    elapsed_s = time.monotonic() - began
+    return _Exit(bytes(output), api.exec_inspect(command)["ExitCode"], elapsed_s)
 
 
 def _end_processes(container: "EngineContainer") -> None:
@@ -355,7 +365,9 @@ def _end_processes(container: "EngineContainer") -> None:
 
 
 def _entrypoint(container: "EngineContainer") -> str:
-    """Words on the image's ENTRYPOINT, which is a likely reason where a container does not run."""
+    """A hint at the image's ENTRYPOINT, a likely reason why a container does not run, or "" without
+    one.
+    """
     entrypoint = container.attrs["Config"].get("Entrypoint")
     if not entrypoint or SERVE + LIVE in entrypoint:
         return ""
@@ -369,19 +381,19 @@ def _runs(container: "EngineContainer") -> bool:
     return False
 
 
-def _options() -> dict[str, Any]:
+def _operator_options() -> dict[str, Any]:
     try:
-        options = json.loads(os.environ.get(OPTIONS) or "{}")
+        options = json.loads(os.environ.get(OPTIONS_VARIABLE) or "{}")
     except ValueError as e:
-        raise ForOtherWorkers(f"{OPTIONS} is no JSON: {e}") from e
+        raise ForOtherWorkers(f"{OPTIONS_VARIABLE} is not valid JSON: {e}") from e
     if not isinstance(options, dict):
-        raise ForOtherWorkers(f"{OPTIONS} is no JSON object: {options!r:.100}")
+        raise ForOtherWorkers(f"{OPTIONS_VARIABLE} is not a JSON object: {options!r:.100}")
     return options
 
 
 def _network(host: Host, outward: bool) -> str:
-    """The network that a container joins; "" for none."""
-    name = os.environ.get(NETWORK, "")
+    """The network that a container joins, or ""."""
+    name = os.environ.get(NETWORK_VARIABLE, "")
     if name and (outward or _is_internal(host, name)):
         return name
     return ""
@@ -389,7 +401,7 @@ def _network(host: Host, outward: bool) -> str:
 
 @cache
 def _is_internal(host: Host, network: str) -> bool:
-    with failures(f"the network {network} of {NETWORK} at {host}"):
+    with failures(f"the network {network} of {NETWORK_VARIABLE} at {host}"):
         return bool(host.client.networks.get(network).attrs["Internal"])
 
 
@@ -401,6 +413,6 @@ def _close(started: "Future[EngineContainer]") -> None:
 
 
 def _remove(container: "EngineContainer") -> None:
-    """Remove a container that will otherwise end by itself, or has gone."""
+    """Removes a container. One that cannot be removed ends by itself, or has ended."""
     with suppress(RollqError), failures("removing a container"):
         container.remove(force=True)

@@ -1,5 +1,5 @@
-"""Addresses: checks those of Redis and of HTTP servers, translates those for Celery, masks any.
-Opens no connection.
+"""Checks addresses of Redis and HTTP servers, translates them for Celery, and masks their
+passwords. Opens no connection.
 
 redis://, rediss://, unix://                              one server, as redis-py reads them
 sentinel://[USER:PASSWORD@]HOST:PORT,.../DATABASE?service=NAME[&sentinel_password=...][&ssl=true&ssl_ca_certs=...]
@@ -16,48 +16,51 @@ from rollq.errors import SettingsError
 ONE_SERVER = ("redis", "rediss", "unix")
 SENTINEL_OPTION = re.compile(r"service|sentinel_username|sentinel_password|ssl|ssl_\w+")
 """An option of a `sentinel://` address. Those that begin with `ssl_` are redis-py's."""
-CELERYS = r"ssl_\w+|connect_timeout|credential_provider|heartbeat|insist|login_method"
+KOMBU_OPTIONS = r"ssl_\w+|connect_timeout|credential_provider|heartbeat|insist|login_method"
 """The options of one server that kombu takes as they are."""
-REDIS_PYS = (
+REDIS_PY_OPTIONS = (
     r"db|username|password|protocol|client_name|lib_\w+|socket_\w+|retry_on_\w+|max_connections|health_check_interval"
     r"|encoding\w*|legacy_responses"
 )
-"""Options that it does not take. What a server must be told has a place in the address; the rest is
-Celery's own choice.
+"""Options of redis-py that kombu does not take. Login and database move into the address; the
+others are dropped, because Celery has its own.
 """
-HTTP = re.compile(
+SSL_VALUES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+"""Values of the option `ssl` of a `sentinel://` address."""
+SENTINEL_PORT = 26379
+HTTP_URL = re.compile(
     r"https?://([^/?#\\]*@)?(\[[\da-f:.]+(%[\w.~-]+)?\]|[\w.-]+)(:\d*)?([/?#]\S*)?",
     re.ASCII | re.IGNORECASE,
 )
 SECRET = re.compile(r"(?i)([?&;,][\w-]*(?:password|key|token|secret)=)[^&]*")
 """The value ends at `&` only, because `,`, `;`, `@` and white space may be parts of it."""
-SHOWN = re.compile(
-    rf"(?:(?!db=|username=|password=)(?:{CELERYS}|{REDIS_PYS}|service|ssl)=|db=\d*$)[^@]*$"
+SHOWN_OPTION = re.compile(
+    rf"(?:(?!db=|username=|password=)(?:{KOMBU_OPTIONS}|{REDIS_PY_OPTIONS}|service|ssl)=|db=\d*$)[^@]*$"
 )
 """An option whose value errors show. Any other may be a password under a misspelt name."""
-HOSTS = re.compile(r"([\w.-]+|\[[\da-fA-F:.%]+\])?(:\d*)?")
+HOST_AND_PORT = re.compile(r"([\w.-]+|\[[\da-fA-F:.%]+\])?(:\d*)?")
 """A host with its port, or one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Servers:
+class SentinelAddress:
     """The parts of a `sentinel://` address."""
 
     hosts: tuple[tuple[str, int], ...]
     """Host and port of each Sentinel."""
     username: str | None
     password: str | None
-    """Of the Redis servers."""
+    """Password of the Redis servers."""
     database: int
     options: Mapping[str, str]
 
     @property
     def tls(self) -> bool:
-        return self.options.get("ssl", "false").lower() in ("1", "true", "yes")
+        return SSL_VALUES[self.options.get("ssl", "false").lower()]
 
     @property
     def sentinel_login(self) -> dict[str, str]:
-        """User and password of the Sentinels themselves, as far as the address has them."""
+        """Login of the Sentinels, by redis-py's names. Holds only what the address gives."""
         names = {"sentinel_username": "username", "sentinel_password": "password"}
         return {
             name: self.options[option] for option, name in names.items() if option in self.options
@@ -74,13 +77,13 @@ class Servers:
 
 
 def is_http(url: str) -> bool:
-    """True if `url` can be the address of an HTTP server. urlsplit alone takes hosts that urllib3
-    refuses.
+    """True if `url` can be the address of an HTTP server. Stricter than urlsplit, which accepts
+    hosts that urllib3 refuses.
     """
     try:
         parts = urlsplit(url)
-        unquote(parts.netloc).encode("latin-1")  # as a login is for its header
-        return bool(HTTP.fullmatch(url)) and parts.port != 0
+        unquote(parts.netloc).encode("latin-1")  # requests encodes a login so
+        return bool(HTTP_URL.fullmatch(url)) and parts.port != 0
     except ValueError:
         return False
 
@@ -93,54 +96,49 @@ def is_sentinel(url: str) -> bool:
 def check_url(url: str) -> None:
     """Raises SettingsError when `url` cannot be the address of a Redis."""
     if is_sentinel(url):
-        parse_servers(url)
+        parse_sentinels(url)
         return
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # which may hold the password, and so is no cause that a traceback shows
-        raise SettingsError(
-            f"not an address of Redis: {mask_url(url)} (expected redis://HOST:PORT/DATABASE)"
-        ) from None
+    except ValueError:  # its text may hold the password, so it must not show as a cause
+        raise _not_redis(url, "expected redis://HOST:PORT/DATABASE") from None
     _check_login(url, parts)
     if parts.scheme not in ONE_SERVER:
-        raise SettingsError(
-            f"not an address of Redis: {mask_url(url)} (expected redis://, rediss://, unix:// or "
-            "sentinel://)"
-        )
+        raise _not_redis(url, "expected redis://, rediss://, unix:// or sentinel://")
     if parts.scheme == "unix":
         if not parts.path:
-            raise SettingsError(
-                f"not an address of Redis: {mask_url(url)} (expected unix:///path/to/socket)"
-            )
+            raise _not_redis(url, "expected unix:///path/to/socket")
     elif not parts.hostname or port == 0 or not re.fullmatch(r"/?\d*", parts.path):
-        raise SettingsError(
-            f"not an address of Redis: {mask_url(url)} (expected redis://HOST:PORT/DATABASE)"
-        )
+        raise _not_redis(url, "expected redis://HOST:PORT/DATABASE")
+
+
+def _not_redis(url: str, reason: str) -> SettingsError:
+    return SettingsError(f"not an address of Redis: {mask_url(url)} ({reason})")
 
 
 def _check_login(url: str, parts: SplitResult) -> None:
-    """Raises SettingsError for `#` or `?` in the login of one server: what is before it would pass
-    for host and port, which errors show.
+    """Raises SettingsError for an unescaped `#` or `?` in a login. It ends the address early, so
+    the text before it would pass for host and port, which errors show.
     """
-    option = re.compile(f"{CELERYS}|{REDIS_PYS}")
-    options = parse_qsl(parts.query, keep_blank_values=True)
-    texts = [name if option.fullmatch(name) else name + value for name, value in options]
-    if "@" not in parts.netloc and "@" in parts.fragment + "".join(texts):
-        raise SettingsError(
-            f"not an address of Redis: {mask_url(url)} (write # ? / @ of a login as %23 %3F %2F "
-            "%40)"
-        )
+    if "@" in parts.netloc:
+        return
+    known = re.compile(f"{KOMBU_OPTIONS}|{REDIS_PY_OPTIONS}")
+    behind_host = parts.fragment
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        behind_host += name if known.fullmatch(name) else name + value
+    if "@" in behind_host:
+        raise _not_redis(url, "write # ? / @ of a login as %23 %3F %2F %40")
 
 
-def parse_servers(url: str) -> Servers:
+def parse_sentinels(url: str) -> SentinelAddress:
     """Reads a `sentinel://` address. Raises SettingsError."""
     rest, _, query = url.partition("://")[2].partition("?")
     netloc, _, path = rest.partition("/")
     login, _, hosts = netloc.rpartition("@")
     username, _, password = login.partition(":")
     options = dict(parse_qsl(query, keep_blank_values=True))
-    addresses = [_host(text) for text in hosts.split(",")]
+    addresses = [_parse_host(text) for text in hosts.split(",")]
     is_wrong = (
         None in addresses
         or not re.fullmatch(r"\d{0,4}", path)
@@ -148,11 +146,14 @@ def parse_servers(url: str) -> Servers:
         or not options.get("service")
     )
     if is_wrong:
-        raise SettingsError(
-            f"not an address of Redis: {mask_url(url)} (expected "
-            "sentinel://[USER:PASSWORD@]HOST:PORT,HOST:PORT/DATABASE?service=NAME)"
+        raise _not_redis(
+            url,
+            "expected sentinel://[USER:PASSWORD@]HOST:PORT,HOST:PORT/DATABASE?service=NAME",
         )
-    return Servers(
+    has_tls_options = any(name.startswith("ssl") for name in options)
+    if has_tls_options and options.get("ssl", "").lower() not in SSL_VALUES:
+        raise _not_redis(url, "expected ssl=true for TLS, ssl=false for none")
+    return SentinelAddress(
         hosts=tuple(filter(None, addresses)),
         username=unquote(username) or None,
         password=unquote(password) or None,
@@ -161,12 +162,12 @@ def parse_servers(url: str) -> Servers:
     )
 
 
-def _host(text: str) -> tuple[str, int] | None:
+def _parse_host(text: str) -> tuple[str, int] | None:
     """Host and port of `HOST[:PORT]` or `[IPV6][:PORT]`; None for anything else."""
     parts = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/@]+)(?::(\d{1,5}))?", text)
     if not parts:
         return None
-    port = int(parts[2] or 26379)
+    port = int(parts[2] or SENTINEL_PORT)
     if not 0 < port < 65536:
         return None
     return parts[1].strip("[]"), port
@@ -184,7 +185,7 @@ def broker_options(url: str) -> tuple[str, dict[str, Any]]:
         return _for_kombu(url), {}
     if not is_sentinel(url):
         return url, {}
-    servers = parse_servers(url)
+    servers = parse_sentinels(url)
     if servers.tls:
         raise SettingsError(
             f"Celery has no TLS to servers behind Sentinels ({mask_url(url)}): set "
@@ -217,15 +218,12 @@ def _for_kombu(url: str) -> str:
     options = dict(parse_qsl(parts.query))
     kept = {}
     if parts.scheme != "unix":
-        kept = {name: value for name, value in options.items() if re.fullmatch(CELERYS, name)}
+        kept = {name: value for name, value in options.items() if re.fullmatch(KOMBU_OPTIONS, name)}
         if kept == options:
             return url
-    for name in options.keys() - kept.keys():
-        if not re.fullmatch(REDIS_PYS, name):
-            raise SettingsError(
-                f"not an address of Redis: {mask_url(url)} (Celery takes no option {name}: remove "
-                "it)"
-            )
+    for name in options:
+        if name not in kept and not re.fullmatch(REDIS_PY_OPTIONS, name):
+            raise _not_redis(url, f"Celery takes no option {name}: remove it")
     user = parts.username or quote(options.get("username", ""), safe="")
     password = parts.password or quote(options.get("password", ""), safe="")
     login = _login(user, password)
@@ -247,18 +245,23 @@ def mask_url(url: str) -> str:
     address, mark, query = url.partition("?")
     options = [_masked_option(option) for option in query.split("&")]
     masked = address + SECRET.sub(r"\1***", mark + "&".join(options))  # an `@` ends no login there
-    # Also where the scheme is missing, or wrong.
+    # USER:PASSWORD@, also where the scheme is missing or wrong
     masked = re.sub(r"(?s)^([\w.+-]+://|(?![\w.+-]+://))([^@:]*):.*@", r"\1\2:***@", masked)
+    # NAME@, which may be a password without a name
     masked = re.sub(r"((?<=//)|^)[^/?#@:]+@", "***@", masked)
+    # HOST:WORD, where the word is no port
     masked = re.sub(r"^([\w.+-]+)://([^/?#@\s:]+):([^/?#@\s]+)", _mask_port, masked)
+    # options of an address in another address, whose `?` is not the first
     return SECRET.sub(r"\1***", masked)
 
 
 def _masked_option(option: str) -> str:
     name, mark, value = option.partition("=")
-    if not mark or SHOWN.match(option):
+    if not mark or SHOWN_OPTION.match(option):
         return option
-    _, at, host = value.rpartition("@")  # the mark was in a login
+    _, at, host = value.rpartition(
+        "@"
+    )  # the question mark was part of a password: the host follows the @
     return f"{name}=***{at}{host if at else ''}"
 
 
@@ -266,4 +269,4 @@ def _mask_port(login: re.Match[str]) -> str:
     scheme, host, port = login.groups()
     hosts = f"{host}:{port}".rstrip(",;:.)")
     parts = hosts.split(",") if scheme == "sentinel" else [hosts]
-    return login[0] if all(map(HOSTS.fullmatch, parts)) else f"{scheme}://{host}:***"
+    return login[0] if all(map(HOST_AND_PORT.fullmatch, parts)) else f"{scheme}://{host}:***"

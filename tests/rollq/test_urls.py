@@ -15,7 +15,7 @@ from rollq.ledger.constants import NEW
 from rollq.ledger.replies import JobMessage
 from rollq.servers.connection import connect
 from rollq.settings import Settings
-from rollq.urls import broker_options, check_url, is_http, mask_url, parse_servers
+from rollq.urls import broker_options, check_url, is_http, mask_url, parse_sentinels
 from tests.servers import Server
 
 SENTINELS = (
@@ -24,7 +24,7 @@ SENTINELS = (
 
 
 def test_an_address_of_sentinels() -> None:
-    found = parse_servers(SENTINELS)
+    found = parse_sentinels(SENTINELS)
     assert found.hosts == (("h1", 26379), ("h2", 26380), ("::1", 26381))
     assert (found.username, found.password, found.database) == ("rollq", "p@ss", 3)
     assert found.sentinel_login == {"password": "other"}
@@ -46,6 +46,12 @@ def test_an_address_of_sentinels() -> None:
 def test_what_cannot_be_is_refused(url: str) -> None:
     with pytest.raises(SettingsError, match="expected sentinel://"):
         check_url(url)
+
+
+@pytest.mark.parametrize("options", ["ssl=on", "ssl=tru", "ssl=", "ssl_ca_certs=ca.pem"])
+def test_tls_is_never_off_by_mistake(options: str) -> None:
+    with pytest.raises(SettingsError, match="expected ssl=true for TLS"):
+        connect(f"sentinel://h1/0?service=x&{options}")
 
 
 @pytest.mark.parametrize("option", ["virtual_host=x", "socket_timeout=abc", "db=x"])

@@ -16,7 +16,7 @@ from redis.retry import Retry
 
 from rollq.errors import SettingsError
 from rollq.servers.retry import Address, RetryLoop
-from rollq.urls import Servers, check_url, is_sentinel, mask_url, parse_servers
+from rollq.urls import SentinelAddress, check_url, is_sentinel, mask_url, parse_sentinels
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ PATIENCE_S = 30.0
 SOCKET_TIMEOUT_S = 5.0
 """Seconds to wait for a reply: a third of a lease, so that a lost reply does not cost the lease."""
 NOT_PRIMARY = re.compile(r"(?:^|[-\s])(?:READONLY|NOREPLICAS|MASTERDOWN|UNBLOCKED) ")
-"""Answers of a server that is no primary any more, or is one without its replicas."""
+"""Answers of a server that is not the primary any more, or is one without its replicas."""
 
 
 def connect(
@@ -44,7 +44,7 @@ def connect(
         "max_connections": max_connections,
         "retry": Retry(NoBackoff(), 0),
     }
-    servers = parse_servers(url) if is_sentinel(url) else None
+    servers = parse_sentinels(url) if is_sentinel(url) else None
     try:
         client: Any = _behind_sentinels(servers, options) if servers else _at(url, options)
     except (ValueError, TypeError) as e:
@@ -69,7 +69,7 @@ def _at(url: str, options: dict[str, Any]) -> "OneServer":
     return client  # type: ignore[no-any-return]
 
 
-def _behind_sentinels(servers: Servers, options: dict[str, Any]) -> "SentinelClient":
+def _behind_sentinels(servers: SentinelAddress, options: dict[str, Any]) -> "SentinelClient":
     """A client for the primary of Sentinels. Raises ValueError for a wrong option."""
     library: Any = redis  # without types where it matters here
     tls = library.connection.parse_url(f"redis:///?{servers.tls_options}") | {"ssl": servers.tls}

@@ -259,9 +259,8 @@ def _masked_option(option: str) -> str:
     name, mark, value = option.partition("=")
     if not mark or SHOWN_OPTION.match(option):
         return option
-    _, at, host = value.rpartition(
-        "@"
-    )  # the question mark was part of a password: the host follows the @
+    # If the question mark was part of a password, the host follows the @.
+    _, at, host = value.rpartition("@")
     return f"{name}=***{at}{host if at else ''}"
 
 

@@ -76,9 +76,10 @@ class Serving:
     version: str
     """Its weight version."""
     path: str | None
-    """The folder of its weights, without a slash at the end. None: vLLM does not name it."""
+    """The folder of its weights, without a slash at the end. None on vLLM, which does not name it.
+    """
     paused: bool | None
-    """None: a server without `/ready`, which cannot say."""
+    """None for a server without `/ready`, which cannot say."""
 
     def holds(self, version: str, path: str | None) -> bool:
         """True if these are that version's weights, from that folder as far as the server says."""
@@ -151,7 +152,7 @@ class UpdatingEngine(ABC):
 
     resume_path: str
     adapter_path: str
-    """Before /load_lora_adapter and /unload_lora_adapter."""
+    """Path in front of /load_lora_adapter and /unload_lora_adapter."""
 
     def __init__(
         self,
@@ -201,7 +202,7 @@ class UpdatingEngine(ABC):
         return self.serving()
 
     def describe(self) -> None:
-        """Find `server` and `shape`."""
+        """Finds `server` and `shape`."""
         self.begin("look")
         self._describe()
 
@@ -223,10 +224,10 @@ class UpdatingEngine(ABC):
 
     @abstractmethod
     def load(self, path: str, version: str, timeout_s: float) -> None:
-        """New weights from disk, under this version."""
+        """Loads new weights from disk, under this version."""
 
     def name_version(self, version: str) -> None:
-        """The version of weights that came by another way. Requests stay as they are."""
+        """Names the version of weights that came by another way. Requests stay as they are."""
         self.begin("update")
         self._do("/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
@@ -242,24 +243,24 @@ class UpdatingEngine(ABC):
             raise ControlFailure("/v1/models lists no models: is this an engine?") from None
 
     def load_adapter(self, name: str, path: str, timeout_s: float) -> None:
-        """Requests go on meanwhile."""
+        """Loads a LoRA adapter while requests go on."""
         self.begin("load")
         body = {"lora_name": name, "lora_path": path}
         self._do(f"{self.adapter_path}/load_lora_adapter", body, timeout_s)
 
     def unload_adapter(self, name: str, timeout_s: float) -> None:
-        """Requests that use it end with it. SGLang waits for them."""
+        """Unloads a LoRA adapter. Requests that use it end with it; SGLang waits for them."""
         self.begin("unload")
         self._do(f"{self.adapter_path}/unload_lora_adapter", {"lora_name": name}, timeout_s)
 
     @abstractmethod
     def checksum(self, timeout_s: float) -> str | None:
-        """Of all its tensors; None where the server has no checker or the checker does not work
-        there.
+        """Checksum of all its tensors. None where the server has no checker, or one that does not
+        work.
         """
 
     def flush(self) -> None:
-        """Empty the cache that the old weights have left."""
+        """Empties the cache that the old weights have left."""
         if self._mode is not PauseMode.IN_PLACE:
             self.begin("flush")
             self._flush()
@@ -268,7 +269,7 @@ class UpdatingEngine(ABC):
     def _flush(self) -> None: ...
 
     def resume(self) -> float:
-        """Generate again. Returns the seconds of the pause."""
+        """Lets the engine generate again. Returns the seconds of the pause."""
         self.begin("continue")
         self._do(self.resume_path, {})
         if self.paused_at is None:

@@ -13,17 +13,19 @@ from rollq.weights.engine_control import (
     UpdatingEngine,
 )
 
-DEVELOPMENT = "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment: it has no {path} without"
-ADAPTERS = (
+NEEDS_DEV_MODE = (
+    "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment: it has no {path} otherwise"
+)
+NEEDS_LORA = (
     "start vLLM with --enable-lora, and with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
 )
-TIED = (
+TIED_HEAD_ON_CPU = (
     "vLLM 0.32 on a CPU keeps its old output head when this is tied to the embeddings: start it "
     "again on the new folder, or train a model with tie_word_embeddings=False"
 )
+# Fields of /server_info that must be equal for engines to hold the same tensors.
 MODEL_SHAPE = ("dtype", "quantization")
 PARALLEL_SHAPE = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
-"""Fields of /server_info that engines must share to hold the same tensors."""
 PAUSES = {
     PauseMode.RETRACT: "mode=keep",
     PauseMode.IN_PLACE: "mode=keep&clear_cache=false",
@@ -34,17 +36,29 @@ PAUSES = {
 class VllmEngine(UpdatingEngine):
     resume_path = "/resume"
     adapter_path = "/v1"
+    _on_cpu = False
 
     def _refusal(self, path: str, answer: Answer) -> str:
         if answer.body == {"detail": "Not Found"}:
-            return ADAPTERS if path.startswith("/v1") else DEVELOPMENT.format(path=path)
+            is_adapter_path = path.startswith(self.adapter_path)
+            return NEEDS_LORA if is_adapter_path else NEEDS_DEV_MODE.format(path=path)
         return answer.refusal()
 
+    def _field(self, path: str, reply: Any, name: str, kind: type = object) -> Any:
+        """A field of a reply. Raises ControlFailure where it is missing or of another kind."""
+        if not isinstance(reply, dict) or name not in reply or not isinstance(reply[name], kind):
+            raise ControlFailure(f"{path} does not name {name}: is this vLLM 0.32 or newer?")
+        return reply[name]
+
     def _describe(self) -> None:
-        self.server = f"vLLM {self._get('/version')['version']}"
+        version = self._field("/version", self._get("/version"), "version")
+        self.server = f"vLLM {version}"
         info = self._connection.call("GET", "/server_info?config_format=json")
-        config = info.body["vllm_config"] if info.ok else {}
-        model, parallel = config.get("model_config", {}), config.get("parallel_config", {})
+        config: dict[str, Any] = {}
+        if info.ok:
+            config = self._field("/server_info", info.body, "vllm_config", dict)
+        model = config.get("model_config", {})
+        parallel = config.get("parallel_config", {})
         fields = [model.get(name) for name in MODEL_SHAPE]
         fields += [parallel.get(name) for name in PARALLEL_SHAPE]
         fields.append(bool(config.get("lora_config")))  # its tensors have other names
@@ -54,40 +68,49 @@ class VllmEngine(UpdatingEngine):
     def serving(self, timeout_s: float = CONTROL_TIMEOUT_S) -> Serving:
         info = self._get("/weight_info", timeout_s)
         state = self._get("/is_paused", timeout_s)
-        return Serving(str(info["weight_version"]), None, bool(state["is_paused"]))
+        version = self._field("/weight_info", info, "weight_version")
+        is_paused = self._field("/is_paused", state, "is_paused")
+        return Serving(str(version), None, bool(is_paused))
 
     def _pause(self, serving: Serving) -> None:
         if self._on_cpu and self._head_is_tied():
-            raise ControlFailure(TIED)
+            raise ControlFailure(TIED_HEAD_ON_CPU)
         self._do(f"/pause?{PAUSES[self._mode]}", {})
 
     def _head_is_tied(self) -> bool:
-        """True if it has no tensor of its own. One whose last load failed has no checksums, and was
-        asked before that load.
+        """True if the output head is the embedding matrix. False where the engine reports no
+        checksums, as it does after a load that failed: it was asked before that load.
         """
         try:
-            checksums = self._do("/weight_checker", {"action": "checksum"})["checksums"]
+            reply = self._do("/weight_checker", {"action": "checksum"})
+            checksums = self._field("/weight_checker", reply, "checksums", dict)
         except ControlFailure:
             return False
         return not any("lm_head" in name for name in checksums)
 
     def load(self, path: str, version: str, timeout_s: float) -> None:
-        """The version follows the weights, within the pause."""
+        """Loads the weights, then names their version; both within the pause."""
         self.begin("update")
         body: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         self._do("/collective_rpc", body, timeout_s)
         self.name_version(version)
 
     def checksum(self, timeout_s: float) -> str | None:
-        """On a CPU, vLLM leaves out the matrices that it has packed (0.32)."""
+        """A digest of the tensors' checksums. On a CPU, vLLM 0.32 leaves out the matrices that it
+        has packed.
+        """
         answer = self._connection.call("POST", "/weight_checker", {"action": "checksum"}, timeout_s)
         if not answer.ok or not isinstance(answer.body, dict):
             return None
-        by_tensor = json.dumps(answer.body["checksums"], sort_keys=True)
+        checksums = self._field("/weight_checker", answer.body, "checksums")
+        by_tensor = json.dumps(checksums, sort_keys=True)
         return hashlib.sha256(by_tensor.encode()).hexdigest()
 
     def _flush(self) -> None:
-        """Again: a pause in mode `keep` has done it in 0.32, but is documented not to."""
+        """Empties the prefix cache. In 0.32 a pause with mode=keep has done so already, although
+        its documentation says otherwise.
+        """
         query = "reset_running_requests=true&reset_external=true"
-        if not self._do(f"/reset_prefix_cache?{query}", {})["success"]:
+        reply = self._do(f"/reset_prefix_cache?{query}", {})
+        if not self._field("/reset_prefix_cache", reply, "success"):
             raise ControlFailure("vLLM did not empty its prefix cache")

@@ -90,6 +90,26 @@ def test_a_server_without_development_mode_is_told_what_to_set() -> None:
     assert "look: start vLLM with VLLM_SERVER_DEV_MODE=1" in error.failed[engine.url]
 
 
+@pytest.mark.parametrize(
+    ("path", "reply", "field"),
+    [
+        ("/version", "0.32.0", "version"),
+        ("/server_info", {"vllm_config": "VllmConfig(...)"}, "vllm_config"),
+        ("/server_info", {}, "vllm_config"),
+        ("/weight_info", [], "weight_version"),
+        ("/is_paused", {}, "is_paused"),
+        ("/weight_checker", {}, "checksums"),
+        ("/reset_prefix_cache", {}, "success"),
+    ],
+)
+def test_a_reply_that_lacks_a_field_names_it(path: str, reply: object, field: str) -> None:
+    engine = FakeVllm()
+    engine.answers[path] = (200, reply)
+    with serving(engine) as urls:
+        error = failing(Fleet(urls))
+    assert f"{path} does not name {field}: is this vLLM" in error.failed[engine.url]
+
+
 def test_a_server_that_loads_no_adapters_is_told_what_to_set() -> None:
     engine = FakeVllm(adapters=False)
     with serving(engine) as urls, pytest.raises(SyncError, match="with --enable-lora"):

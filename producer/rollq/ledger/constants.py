@@ -48,7 +48,7 @@ Redis went away.
 """
 GRACE_S = 7.5
 """Seconds without expiry after an outage. A heartbeat comes every 5 s, and one that waits for Redis
-finds out within 2 s that it is back (patience.BACKOFF).
+finds out within 2 s that it is back (rollq.servers.retry.BACKOFF).
 """
 WAKE_S = 60
 """Seconds for which a consumer's wake-up is kept."""

@@ -90,7 +90,7 @@ Redis's clock. `<job>` is `run/group/sample`.
 from rollq.job import QUEUE
 
 PREFIX = "rollq:"
-"""Of every key but the Celery queues."""
+"""Prefix of every key but the Celery queues."""
 RUNS = "rollq:runs"
 """All runs."""
 ACTIVE = "rollq:active"
@@ -101,7 +101,6 @@ WORKERS = "rollq:workers"
 """The live workers."""
 ENGINES = "rollq:engines:"
 """Sets of engines' addresses, by name."""
-"""Locks, by a hash of what they are for."""
 
 
 def celery_queue(queue: str) -> str:
@@ -117,8 +116,9 @@ class Keys:
     def __init__(self, run: str) -> None:
         self.run = run
         self.prefix = prefix = f"rollq:{{{run}}}:"
-        """Of every key of the run. Scripts append the rest."""
+        """Prefix of every key of the run. Scripts append the rest."""
         self.meta = f"{prefix}run"
+        self.versions = f"{prefix}versions"
         self.sources = f"{prefix}sources"
         self.count = f"{prefix}count"
         self.spent = f"{prefix}spent"

@@ -19,11 +19,11 @@ from rollq.numbers import whole_number
 
 log = logging.getLogger("rollq")
 
-MOST_GROUPS = 1_000_000
+LARGEST_BOUND = 1_000_000
 """Largest number that `limit_staleness` takes."""
 LAST_STEP = 1_000_000_000
-"""Scripts count up to it."""
-STEP = re.compile("0*[0-9]{1,9}")
+"""Steps are below it, because a stored count has at most ten digits."""
+STEP_NAME = re.compile("0*[0-9]{1,9}")
 """A name that is a step below LAST_STEP."""
 
 
@@ -36,31 +36,33 @@ class Versions:
 
     def __init__(self, client: "redis.Redis", run: str) -> None:
         self.scripts = Scripts(client, run)
-        self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
+        self.redis = self.scripts.redis
+        self.run = run
+        self.keys = self.scripts.keys
 
     def publish(self, step: int, weight_version: str, token: str, number: int = 0) -> int:
-        """The engines serve the policy of this training step now. Returns how many publications
-        there are.
+        """Records that the engines serve the policy of this training step. Returns the number of
+        publications.
 
         A repeat with the same `token` changes nothing. With the `number` that an earlier
-        publication got, that one is said again, which changes nothing unless Redis has lost it.
+        publication got, that one is repeated, which changes nothing unless Redis has lost it.
         Raises SettingsError when another step was published under this version's name.
         """
         reply = self.scripts.call("publish", step, weight_version, token, number)
         if reply.status == "name":
-            raise self._of_another_step(step, weight_version, int(reply["step"]))
+            raise self._name_conflict(step, weight_version, int(reply["step"]))
         return int(reply["number"])
 
     def check_name(self, step: int, weight_version: str) -> None:
         """Raises SettingsError when another step was published under this version's name."""
         published_as = self._published_steps([weight_version]).get(weight_version, step)
         if published_as != step:
-            raise self._of_another_step(step, weight_version, published_as)
+            raise self._name_conflict(step, weight_version, published_as)
 
-    def _of_another_step(self, step: int, weight_version: str, published_as: int) -> SettingsError:
+    def _name_conflict(self, step: int, weight_version: str, published_as: int) -> SettingsError:
         return SettingsError(
             f"run {self.run}: weight version {weight_version!r} is step {published_as}, not "
-            f"{step}: tokens tell their step by the version's name, so give the weights of each "
+            f"{step}: a token's step is found by the version's name, so give the weights of each "
             "step another name"
         )
 
@@ -73,8 +75,8 @@ class Versions:
         return Published(count(step, key, "step"), text(version))
 
     def adapter(self) -> str | None:
-        """The LoRA adapter of which these are versions; empty: the run has none; None: it has no
-        jobs yet.
+        """The LoRA adapter that these versions belong to: "" without one, None while the run has
+        no jobs.
         """
         seq, name = self.scripts.command("hmget", self.keys.meta, "seq", "adapter")
         return None if seq is None else text(name)
@@ -82,15 +84,14 @@ class Versions:
     def limit_staleness(
         self, groups_per_batch: int, max_staleness: int, max_running: int | None
     ) -> None:
-        """Pin how many groups for training may run ahead of the trainer. Raises SettingsError for
+        """Pins how many groups for training may run ahead of the trainer. Raises SettingsError for
         wrong numbers, and when the run has others.
         """
-        for name, number, at_least in (
-            ("groups_per_batch", groups_per_batch, 1),
-            ("max_staleness", max_staleness, 0),
-            ("max_running", 1 if max_running is None else max_running, 1),
-        ):
-            whole_number(f"run {self.run}: {name}", number, at_least, MOST_GROUPS, SettingsError)
+        numbers = {"groups_per_batch": (groups_per_batch, 1), "max_staleness": (max_staleness, 0)}
+        if max_running is not None:
+            numbers["max_running"] = (max_running, 1)
+        for name, (number, at_least) in numbers.items():
+            whole_number(f"run {self.run}: {name}", number, at_least, LARGEST_BOUND, SettingsError)
         jobs, bound = self.scripts.command("hmget", self.keys.meta, "seq", "batch")
         if jobs and not bound:
             log.warning(
@@ -98,8 +99,8 @@ class Versions:
                 "it before the first submission",
                 self.run,
             )
-        ours = [groups_per_batch, max_staleness, max_running or 0]
-        reply = self.scripts.call("admit", *ours)
+        bounds = [groups_per_batch, max_staleness, max_running or 0]
+        reply = self.scripts.call("admit", *bounds)
         if reply.status == "other":
             batch, staleness, running = (
                 int(reply[name]) for name in ("batch", "staleness", "running")
@@ -112,16 +113,16 @@ class Versions:
             )
 
     def steps(self, names: Collection[str]) -> dict[str, int]:
-        """The step of each of these versions, if it was published. A whole number that was not is
-        itself the step, if it is one that `publish` takes.
+        """The step of each version that was published. A name that is a number and was not
+        published is its own step, if `publish` would take it.
         """
         if not names:
             return {}
-        numbers = {name: int(name) for name in names if STEP.fullmatch(name)}
+        numbers = {name: int(name) for name in names if STEP_NAME.fullmatch(name)}
         return numbers | self._published_steps(names)
 
     def _published_steps(self, names: Collection[str]) -> dict[str, int]:
-        key = f"{self.keys.prefix}versions"
+        key = self.keys.versions
         steps: Sequence[bytes | None] = self.scripts.command("hmget", key, list(names))
         published = {}
         for name, step in zip(names, steps, strict=True):
@@ -129,7 +130,7 @@ class Versions:
                 published[name] = count(step, key, name)
         return published
 
-    def are_fresh(self, weight_version: str, oldest: int) -> bool:
+    def is_fresh(self, weight_version: str, oldest: int) -> bool:
         """True if these weights are of the `oldest` step or a later one. When the trainer has gone
         back to a checkpoint since, those that are published now are fresh, too.
         """

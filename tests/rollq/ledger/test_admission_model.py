@@ -144,7 +144,7 @@ class Bounded(RuleBasedStateMachine):
             return
         oldest = self.leases[name].oldest_step
         assert oldest is not None
-        fresh = [step for step in self.engines if self.versions.are_fresh(str(step), oldest)]
+        fresh = [step for step in self.engines if self.versions.is_fresh(str(step), oldest)]
         if end == "done" and not fresh:
             return  # the worker waits
         lease = self.leases.pop(name).lease

@@ -281,10 +281,10 @@ class Attempt:
         self._write_before_end()
         self.ledger.release(self.job.id, self.lease, restart=restart)
 
-    def are_fresh(self, weight_version: str, oldest: int) -> bool:
-        """True if these weights are of the `oldest` step or a later one: `Versions.are_fresh`."""
+    def is_fresh(self, weight_version: str, oldest: int) -> bool:
+        """True if these weights are of the `oldest` step or a later one: `Versions.is_fresh`."""
         versions = Versions(self.ledger.redis, self.job.run)
-        return self._call(lambda: versions.are_fresh(weight_version, oldest))
+        return self._call(lambda: versions.is_fresh(weight_version, oldest))
 
     def published(self) -> str | None:
         """The version of the run's weights that was published last; None before the first."""

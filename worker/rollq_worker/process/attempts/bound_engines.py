@@ -145,7 +145,7 @@ class FreshEngine:
         if pinned and version != pinned:
             return False
         oldest_step = self._oldest_step
-        if oldest_step is not None and not self._attempt.are_fresh(version, oldest_step):
+        if oldest_step is not None and not self._attempt.is_fresh(version, oldest_step):
             return False
         self._accepted.add(version)
         return True

@@ -18,8 +18,9 @@ from rollq.client.client import Client
 from rollq.client.evaluation import Collector
 from rollq.client.waits import WaitLog, explain
 from rollq.commands.connect import open_client, open_run
-from rollq.commands.flags import keys, plan
+from rollq.commands.flags import keys
 from rollq.commands.flags.parser import Commands
+from rollq.commands.flags.plan import Plan, ShownJobs, TaskKeys, explain_interrupt
 from rollq.commands.flags.shared import add_json, add_out, add_redis, add_run, add_timeout
 from rollq.commands.flags.types import name
 from rollq.commands.progress import ProgressDisplay, open_progress
@@ -56,7 +57,7 @@ def add(commands: Commands) -> None:
     )
     add_run(parser, required=False, help="name of a run that has no other jobs")
     add_tasks(parser, split="test", size=4)
-    keys.add_set(parser, plan.Tasks, OF_TRAINING)
+    keys.add_set(parser, TaskKeys, OF_TRAINING)
     keys.add_config(parser)
     parser.add_argument(
         "--show",
@@ -141,22 +142,23 @@ def _other(args: argparse.Namespace, reader: LedgerReader) -> Result | None:
 
 def _evaluate(args: argparse.Namespace) -> int:
     began = time.monotonic()
-    values = keys.Values(plan.Tasks, OF_TRAINING, split="test", size=4).read(args)
+    values = keys.Values(TaskKeys, OF_TRAINING, split="test", size=4).read(args)
     values.need("run", "env", "tasks")
-    of = values.own(plan.Tasks)
-    what = plan.Plan(job=values.job(task=of.tasks[0], purpose=Purpose.EVAL), of=of)
-    what.check()
-    args.run_name = what.job.run
+    task_keys = values.settings(TaskKeys)
+    job = values.job(task=task_keys.tasks[0], purpose=Purpose.EVAL)
+    plan = Plan(job=job, keys=task_keys)
+    plan.check()
+    args.run_name = plan.job.run
     with contextlib.ExitStack() as stack:
-        stack.enter_context(plan.explain_interrupt())
+        stack.enter_context(explain_interrupt())
         out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
         client = stack.enter_context(open_client(args, args.run_name, warn=True))
         reader = stack.enter_context(open_run(args, args.run_name, must_exist=False))
         if out:
             out.run_began = reader.began
-        tasks = list(what.jobs())
+        tasks = list(plan.jobs())
         collector = Collector(
-            reader, tasks, version=what.job.weight_version or None, on_group=partial(_save, out)
+            reader, tasks, version=plan.job.weight_version or None, on_group=partial(_save, out)
         )
         retry(collector.check)
         other = _other(args, reader)
@@ -164,8 +166,8 @@ def _evaluate(args: argparse.Namespace) -> int:
             played = [(job.env, job.split, job.task) for job in tasks]
             check_tasks(args.run_name, played, other, report.title(other))
         progress = stack.enter_context(open_progress(sys.stderr))
-        progress.say(what.describe())
-        submit = partial(_submit, what, client, reader, progress)
+        progress.say(plan.describe())
+        submit = partial(_submit, plan, client, reader, progress)
         submit()
         _collect(args, collector, submit, progress)
         progress.close()
@@ -221,17 +223,15 @@ def _save(
     return None
 
 
-def _submit(
-    what: plan.Plan, client: Client, reader: LedgerReader, progress: ProgressDisplay
-) -> None:
+def _submit(plan: Plan, client: Client, reader: LedgerReader, progress: ProgressDisplay) -> None:
     """Submits all jobs and seals the run. Raises SettingsError when the run has other jobs."""
-    first = next(what.jobs())
+    first = next(plan.jobs())
     if retry(reader.stats)["submitted"] and retry(lambda: reader.job(first.id)) is None:
         raise SettingsError(
             f"run {client.run} has other jobs: an evaluation needs a run of its own"
         )
-    what.pin_tokenizer(client)
-    client.submit(plan.ShownJobs(what, progress), ahead=what.groups, source=what.source)
+    plan.pin_tokenizer(client)
+    client.submit(ShownJobs(plan, progress), ahead=plan.groups, source=plan.source)
     client.seal()
 
 

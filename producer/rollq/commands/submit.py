@@ -9,23 +9,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollq.client.arguments import check_days
 from rollq.client.client import AHEAD
 from rollq.commands.connect import open_client
-from rollq.commands.flags import keys, plan
+from rollq.commands.flags import keys
 from rollq.commands.flags.files import environment, typed
 from rollq.commands.flags.parser import Commands, Parser
+from rollq.commands.flags.plan import Plan, ShownJobs, TaskKeys, explain_interrupt
 from rollq.commands.flags.shared import add_json, add_redis, add_run
 from rollq.commands.flags.types import integer, tasks
 from rollq.commands.progress import open_progress
 from rollq.errors import FailureClass, SettingsError
 from rollq.job import QUEUE, Purpose
 from rollq.ledger.replies import Submission
+from rollq.ledger.versions import LARGEST_BOUND
 from rollq.numbers import whole_number
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubmitKeys(plan.Tasks):
-    """The keys of `submit` that are no field of a job."""
+class SubmitKeys(TaskKeys):
+    """The keys of `submit` that are not fields of a job."""
 
     epochs: int = 1
     """Times through the tasks."""
@@ -36,7 +39,8 @@ class SubmitKeys(plan.Tasks):
     too old.
     """
     max_staleness: int | None = None
-    """Most steps that the policy may be ahead of the one under which a group began; 0: on policy.
+    """Most steps between the policy a group began under and the one trained with it; 0 is on
+    policy.
     """
     max_running: int | None = None
     """With max_staleness, most groups that are being played."""
@@ -45,24 +49,28 @@ class SubmitKeys(plan.Tasks):
     submission.
     """
     forget_after: float | None = None
-    """Forgets acknowledged groups after so many days (as long as the run)."""
+    """Forgets acknowledged groups after this many days (default: never)."""
     refill: int = 0
     """Afterwards, waits for these groups and replaces each dropped one, up to N times a group."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         smallest = {"epochs": 1, "ahead": 1, "refill": 0}
-        for key in ("groups_per_batch", "max_running", "max_staleness"):
-            if getattr(self, key) is not None:
-                smallest[key] = 0 if key == "max_staleness" else 1
         for key, at_least in smallest.items():
             whole_number(key, getattr(self, key), at_least, error=SettingsError)
+        smallest_bounds = {"groups_per_batch": 1, "max_staleness": 0, "max_running": 1}
+        for key, at_least in smallest_bounds.items():
+            bound = getattr(self, key)
+            if bound is not None:
+                whole_number(key, bound, at_least, LARGEST_BOUND, SettingsError)
         for failure, count in self.max_failures.items():
             whole_number(f"max_failures.{failure}", count, at_least=1, error=SettingsError)
         if (self.groups_per_batch is None) != (self.max_staleness is None):
             raise SettingsError("groups_per_batch and max_staleness go together")
         if self.max_running is not None and self.max_staleness is None:
             raise SettingsError("max_running needs groups_per_batch and max_staleness")
+        if self.forget_after is not None:
+            check_days(self.forget_after)
 
 
 def add(commands: Commands) -> None:
@@ -112,36 +120,41 @@ def add_tasks(parser: Parser, *, split: str, size: int) -> None:
 def run(args: argparse.Namespace) -> int:
     values = keys.Values(SubmitKeys).read(args)
     values.need("run", "env", "tasks")
-    own = values.own(SubmitKeys)
-    what = plan.Plan(job=values.job(task=own.tasks[0]), of=own, epochs=own.epochs)
-    what.check(own.refill)
-    budgets = {FailureClass(failure): count for failure, count in own.max_failures.items()}
-    refilled: Sequence[str] = ()
+    settings = values.settings(SubmitKeys)
+    plan = Plan(job=values.job(task=settings.tasks[0]), keys=settings, epochs=settings.epochs)
+    plan.check(settings.refill)
+    budgets = {FailureClass(failure): count for failure, count in settings.max_failures.items()}
+    refilled: Sequence[str] | None = None
     with (
-        plan.explain_interrupt(),
-        open_client(args, what.job.run, budgets=budgets, warn=True) as client,
+        explain_interrupt(),
+        open_client(args, plan.job.run, budgets=budgets, warn=True) as client,
         open_progress(sys.stderr) as progress,
     ):
-        progress.say(what.describe())
-        if what.groups > own.ahead:
+        progress.say(plan.describe())
+        if plan.groups > settings.ahead:
             progress.say(
-                f"waits whenever {own.ahead} groups are unacknowledged: keep `rollq pull` running"
+                f"waits whenever {settings.ahead} groups are unacknowledged: keep `rollq pull` "
+                "running"
             )
-        what.pin_tokenizer(client)
-        if own.forget_after is not None:
-            client.forget_after(own.forget_after)
-        if own.groups_per_batch is not None and own.max_staleness is not None:
-            client.limit_staleness(own.groups_per_batch, own.max_staleness, own.max_running)
+        plan.pin_tokenizer(client)
+        if settings.forget_after is not None:
+            client.forget_after(settings.forget_after)
+        if settings.groups_per_batch is not None and settings.max_staleness is not None:
+            client.limit_staleness(
+                settings.groups_per_batch, settings.max_staleness, settings.max_running
+            )
             progress.say(
                 "waits whenever groups would become too old: keep the trainer publishing its steps"
             )
-        done = client.submit(plan.ShownJobs(what, progress), ahead=own.ahead, source=what.source)
-        if own.refill:
+        submission = client.submit(
+            ShownJobs(plan, progress), ahead=settings.ahead, source=plan.source
+        )
+        if settings.refill:
             progress.say(
                 "waits until the groups are settled, to replace dropped ones: keep `rollq worker` "
                 "running"
             )
-            refilled = client.refill(what.jobs(), times=own.refill, ahead=own.ahead).new
+            refilled = client.refill(plan.jobs(), times=settings.refill, ahead=settings.ahead).new
         if args.seal:
             client.seal()
         broker_error = client.broker_error
@@ -151,28 +164,28 @@ def run(args: argparse.Namespace) -> int:
             "jobs instead; do the workers use the same ROLLQ_BROKER_URL?",
             file=sys.stderr,
         )
-    report(args, what, done, refilled if own.refill else None)
+    _report(args, plan, submission, refilled)
     return 0
 
 
-def report(
-    args: argparse.Namespace, what: plan.Plan, done: Submission, refilled: Sequence[str] | None
+def _report(
+    args: argparse.Namespace, plan: Plan, submission: Submission, refilled: Sequence[str] | None
 ) -> None:
     if args.json:
-        print(json.dumps(_as_json(args, what, done, refilled)))
+        print(json.dumps(_as_json(args, plan, submission, refilled)))
         return
-    job = what.job
-    counts = f"{len(done.new)} jobs submitted, {len(done.known)} known already"
-    if done.acked:
-        counts += f", {len(done.acked)} acknowledged already"
-    print(f"run {job.run}: {what.groups} groups of {job.size}: {counts}")
+    job = plan.job
+    counts = f"{len(submission.new)} jobs submitted, {len(submission.known)} known already"
+    if submission.acked:
+        counts += f", {len(submission.acked)} acknowledged already"
+    print(f"run {job.run}: {plan.groups} groups of {job.size}: {counts}")
     if refilled:
         print(f"      {len(refilled)} jobs in place of dropped groups")
-    worker = _worker_line(what)
+    worker = _worker_line(plan)
     print(f"next: {worker:<34}  # plays them; start as many as you like, on any machine")
     print(f"      rollq stats --run {job.run}")
     purpose = "" if job.purpose is Purpose.TRAIN else f" --purpose {job.purpose}"
-    print(f"      rollq pull --run {job.run} --groups {what.groups}{purpose} --out {job.run}.jsonl")
+    print(f"      rollq pull --run {job.run} --groups {plan.groups}{purpose} --out {job.run}.jsonl")
     if not args.seal:
         print(
             "      the same line with --seal, when all jobs are submitted: consumers end after the "
@@ -181,15 +194,15 @@ def report(
 
 
 def _as_json(
-    args: argparse.Namespace, what: plan.Plan, done: Submission, refilled: Sequence[str] | None
+    args: argparse.Namespace, plan: Plan, submission: Submission, refilled: Sequence[str] | None
 ) -> dict[str, Any]:
     result = {
-        "run": what.job.run,
-        "groups": what.groups,
-        "size": what.job.size,
-        "new": len(done.new),
-        "known": len(done.known),
-        "acked": len(done.acked),
+        "run": plan.job.run,
+        "groups": plan.groups,
+        "size": plan.job.size,
+        "new": len(submission.new),
+        "known": len(submission.known),
+        "acked": len(submission.acked),
         "sealed": args.seal,
     }
     if refilled is not None:
@@ -197,14 +210,20 @@ def _as_json(
     return result
 
 
-def _worker_line(what: plan.Plan) -> str:
+def _worker_line(plan: Plan) -> str:
     """A line that starts a worker of these jobs."""
-    job = what.job
+    job = plan.job
     flags = {
         "--queues": "" if job.queue == QUEUE else job.queue,
-        "--env": "" if typed(job.env) == job.env else typed(job.env),
-        "--agent": "" if typed(job.agent) == job.agent else typed(job.agent),
-        "--tokenizer": what.of.tokenizer,
-        "--template": what.of.template,
+        "--env": _typed_file(job.env),
+        "--agent": _typed_file(job.agent),
+        "--tokenizer": plan.keys.tokenizer,
+        "--template": plan.keys.template,
     }
     return "rollq worker" + "".join(f" {flag} {value}" for flag, value in flags.items() if value)
+
+
+def _typed_file(name: str) -> str:
+    """The name as it was typed if it is a file, else "": every worker knows the others."""
+    shown = typed(name)
+    return "" if shown == name else shown

@@ -71,7 +71,7 @@ FLAGS = {"run": "run_name", "env": "env", "split": "split", "tasks": "tasks", "s
 """Keys that may be flags of their own, and argparse's names for them."""
 
 
-def add_set(parser: Parser, own: type, filled: tuple[str, ...] = ()) -> None:
+def add_set(parser: Parser, settings: type, filled: tuple[str, ...] = ()) -> None:
     """`--set`, and its keys in the command's help."""
     parser.add_argument(
         "--set",
@@ -81,8 +81,8 @@ def add_set(parser: Parser, own: type, filled: tuple[str, ...] = ()) -> None:
         metavar="KEY=VALUE",
         help="one of the keys below, with a value that is JSON or text; may be repeated",
     )
-    parser.more_help = partial(_key_help, parser, own, filled)
-    parser.keys = list(keys(own, filled))
+    parser.more_help = partial(_key_help, parser, settings, filled)
+    parser.keys = list(keys(settings, filled))
 
 
 def add_config(parser: Parser) -> None:
@@ -94,14 +94,14 @@ def add_config(parser: Parser) -> None:
 
 
 class Values(dict[str, Any]):
-    """Values by key. `own` is the class of the command's own settings; `filled` are fields of a job
-    that the command itself fills in.
+    """Values by key. `settings` is the class of the command's own settings; `filled` are fields of
+    a job that the command itself fills in.
     """
 
-    def __init__(self, own: type, filled: tuple[str, ...] = (), **defaults: Json) -> None:
+    def __init__(self, settings: type, filled: tuple[str, ...] = (), **defaults: Json) -> None:
         super().__init__(defaults)
-        self._own = {field.name for field in fields(own)}
-        self._keys = list(keys(own, filled))
+        self._setting_names = {field.name for field in fields(settings)}
+        self._keys = list(keys(settings, filled))
         self._agent_options: Mapping[str, Json] = {}
 
     def read(self, args: argparse.Namespace) -> "Values":
@@ -190,7 +190,9 @@ class Values(dict[str, Any]):
 
     def job(self, **more: Any) -> Job:
         """The job of these values. Raises SettingsError."""
-        values = {key: value for key, value in self.items() if key not in self._own} | more
+        values = {**self, **more}
+        for key in self._setting_names:
+            values.pop(key, None)
         values["agent_args"] = {**self._agent_options, **values.get("agent_args", {})}
         # Whatever the engine's default is.
         values["sampling"] = {"temperature": 1.0, **values.get("sampling", {})}
@@ -199,9 +201,9 @@ class Values(dict[str, Any]):
         except ContractError as e:
             raise SettingsError(str(e)) from e
 
-    def own(self, kind: type[Own]) -> Own:
+    def settings(self, kind: type[Own]) -> Own:
         """The command's own settings. Raises SettingsError."""
-        return kind(**{key: value for key, value in self.items() if key in self._own})
+        return kind(**{key: value for key, value in self.items() if key in self._setting_names})
 
 
 def _is_text(key: str) -> bool:
@@ -219,9 +221,9 @@ def _toml(path: str) -> dict[str, Any]:
         raise SettingsError(f"{path} is not TOML: {e}") from e
 
 
-def keys(own: type, filled: tuple[str, ...] = ()) -> Iterator[str]:
+def keys(settings: type, filled: tuple[str, ...] = ()) -> Iterator[str]:
     """The keys of a command, each part of a budget and each sampling parameter apart."""
-    for field in (*fields(Job), *fields(own)):
+    for field in (*fields(Job), *fields(settings)):
         if field.name in (*FILLED_IN, *filled):
             continue
         if field.name in WITHIN:
@@ -230,10 +232,10 @@ def keys(own: type, filled: tuple[str, ...] = ()) -> Iterator[str]:
             yield field.name
 
 
-def _key_help(parser: Parser, own: type, filled: tuple[str, ...]) -> str:
+def _key_help(parser: Parser, settings: type, filled: tuple[str, ...]) -> str:
     """The keys that are no flags, with the first sentence of the string below each field."""
     rows: dict[str, str] = {}
-    for kind in (Job, own):
+    for kind in (Job, settings):
         docs = field_docs(kind)
         for field in fields(kind):
             if field.name == "budget":

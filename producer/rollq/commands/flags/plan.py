@@ -26,8 +26,8 @@ KEY_OF = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tasks:
-    """The keys of `submit` and `eval` that are no field of a job."""
+class TaskKeys:
+    """The keys of `submit` and `eval` that are not fields of a job."""
 
     tasks: range
     """Tasks A-B of the split, both included, or one."""
@@ -55,17 +55,17 @@ class Plan:
 
     job: Job
     """Sample 0 of the first group. The others differ in task, group and seed."""
-    of: Tasks
+    keys: TaskKeys
     epochs: int = 1
 
     @property
     def groups(self) -> int:
-        return len(self.of.tasks) * self.epochs
+        return len(self.keys.tasks) * self.epochs
 
     def jobs(self) -> Iterator[Job]:
         """Sample 0 of each group, epoch by epoch."""
         for epoch in range(self.epochs):
-            for task in self.of.tasks:
+            for task in self.keys.tasks:
                 yield self._job(task, epoch)
 
     def _job(self, task: int, epoch: int) -> Job:
@@ -78,15 +78,15 @@ class Plan:
         """A name for exactly these jobs as a source. A repeated command line finds it and skips
         what it submitted before.
         """
-        text = f"{self.of.tasks} {self.epochs}".encode() + encode_job(
-            self._job(self.of.tasks[0], 0)
+        text = f"{self.keys.tasks} {self.epochs}".encode() + encode_job(
+            self._job(self.keys.tasks[0], 0)
         )
         return "line-" + hashlib.sha256(text).hexdigest()[:20]
 
     def describe(self) -> str:
         """The jobs in one line, defaults included."""
-        last = self.of.tasks[-1]
-        tasks = str(last) if len(self.of.tasks) == 1 else f"{self.of.tasks[0]}-{last}"
+        last = self.keys.tasks[-1]
+        tasks = str(last) if len(self.keys.tasks) == 1 else f"{self.keys.tasks[0]}-{last}"
         facts: dict[str, Any] = {
             "env": self.job.env,
             "split": self.job.split,
@@ -106,13 +106,13 @@ class Plan:
         unless `force` is set: then the client warns of it.
         """
         try:
-            encode_job(self._job(self.of.tasks[0], 0))
-            last = self._job(self.of.tasks[-1], self.epochs - 1)
+            encode_job(self._job(self.keys.tasks[0], 0))
+            last = self._job(self.keys.tasks[-1], self.epochs - 1)
             encode_job(last.replacement(refill))  # with the largest seed and the longest name
         except ContractError as e:
             raise SettingsError(str(e)) from e
-        unknown = unknown_part(last, self.of.tasks)
-        if unknown and not self.of.force:
+        unknown = unknown_part(last, self.keys.tasks)
+        if unknown and not self.keys.force:
             raise SettingsError(f"{unknown} (if the workers know it: --set force=true)")
 
     def pin_tokenizer(self, client: Client) -> None:
@@ -121,13 +121,13 @@ class Plan:
         Raises SettingsError when it cannot be loaded, when the run has another, and for
         template_kwargs that the template does not read.
         """
-        if self.of.tokenizer is None:
-            if self.of.template is not None:
+        if self.keys.tokenizer is None:
+            if self.keys.template is not None:
                 raise SettingsError("template needs tokenizer, the tokenizer that it belongs to")
             return
         try:
             hashes = for_clients().tokenizer_hashes(
-                self.of.tokenizer, self.of.template, self.job.template_kwargs
+                self.keys.tokenizer, self.keys.template, self.job.template_kwargs
             )
         except ImportError as e:
             raise SettingsError(

@@ -11,6 +11,7 @@ import pytest
 from rollq import Purpose, cli
 from rollq.commands.flags import keys, plan
 from rollq.commands.submit import SubmitKeys
+from rollq.errors import SettingsError
 from rollq.job import Budget, Job
 from rollq_worker.users import KINDS
 from tests.conftest import REPO
@@ -23,7 +24,7 @@ EXAMPLE = REPO / "examples" / "shop.toml"
 def read(*line: str) -> tuple[Job, SubmitKeys]:
     args = cli.parser().parse_args(["submit", *line])
     values = keys.Values(SubmitKeys).read(args)
-    own = values.own(SubmitKeys)
+    own = values.settings(SubmitKeys)
     return values.job(task=own.tasks[0]), own
 
 
@@ -113,18 +114,31 @@ def test_every_field_of_a_job_is_a_key_and_is_explained(capsys: pytest.CaptureFi
 
 
 @dataclass(frozen=True, kw_only=True)
-class More(plan.Tasks):
+class More(plan.TaskKeys):
     """Keys of a command that has another one."""
 
     patience_s: float = 2.0
     """Seconds to wait. And more of it."""
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"forget_after": -1},
+        {"forget_after": "x"},
+        {"groups_per_batch": 10_000_000, "max_staleness": 1},
+    ],
+)
+def test_wrong_numbers_are_refused_before_anything_is_pinned(wrong: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=next(iter(wrong))):
+        SubmitKeys(tasks=range(1), **wrong)
+
+
 def test_a_new_field_is_a_key() -> None:
     assert [*keys.keys(More)][-1] == "patience_s"
     assert keys.field_docs(More)["patience_s"] == "Seconds to wait"
     args = cli.parser().parse_args([*SUBMIT, "--set", "patience_s=3"])
-    assert keys.Values(More).read(args).own(More).patience_s == 3
+    assert keys.Values(More).read(args).settings(More).patience_s == 3
 
 
 def test_flags_override_set_and_set_overrides_the_file(file: Path) -> None:
@@ -298,7 +312,7 @@ def test_what_is_missing_is_named(fails: Fails, file: Path) -> None:
 @pytest.mark.parametrize("purpose", Purpose)
 def test_the_example_fits_both_commands(purpose: Purpose) -> None:
     args = cli.parser().parse_args(["submit", "--config", str(EXAMPLE), "--run", "r"])
-    job = keys.Values(plan.Tasks).read(args).job(task=0, purpose=purpose)
+    job = keys.Values(plan.TaskKeys).read(args).job(task=0, purpose=purpose)
     assert (job.env, job.size, job.seed, job.budget.max_turns, job.agent_args) == (
         "shop",
         4,

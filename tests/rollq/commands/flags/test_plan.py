@@ -20,8 +20,8 @@ from tests.rollq.samples import reader
 
 def planned(*line: str) -> plan.Plan:
     values = keys.Values(SubmitKeys).read(cli.parser().parse_args(line))
-    own = values.own(SubmitKeys)
-    return plan.Plan(job=values.job(task=own.tasks[0]), of=own, epochs=own.epochs)
+    own = values.settings(SubmitKeys)
+    return plan.Plan(job=values.job(task=own.tasks[0]), keys=own, epochs=own.epochs)
 
 
 def test_the_jobs_of_a_line() -> None:

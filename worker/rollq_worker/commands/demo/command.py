@@ -192,7 +192,7 @@ def demo_jobs(args: argparse.Namespace) -> tuple[DemoKeys, list[Job]]:
     tasks in another epoch.
     """
     values = keys.Values(DemoKeys, NOT_SET, env=environment("shop"), size=4).read(args)
-    own = values.own(DemoKeys)
+    own = values.settings(DemoKeys)
     task = own.tasks[0] if own.tasks else 0
     first = values.job(task=task, run=f"demo-{secrets.token_hex(4)}")
     count = task_count(first.env, first.split)

@@ -1,5 +1,5 @@
-"""The tools of a benchmark's package on views of one shared database, graded as most of these
-benchmarks do.
+"""A backend that calls a benchmark's own tools on views of one shared database. Grading compares
+the database and the required outputs.
 """
 
 import json
@@ -15,7 +15,9 @@ from rollq.env.customer_service import DatabaseBackend
 from rollq.env.foreign_tools import TOOL_ERRORS, guarded, own_copy
 
 TAU2_STOP_MARKERS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
-"""tau2-bench's. A transfer does not end an episode: the user's ###TRANSFER### does."""
+"""Texts by which tau2-bench's user ends the conversation. A transfer call of the agent does not end
+it.
+"""
 
 
 class PackageBackend(DatabaseBackend):
@@ -26,7 +28,7 @@ class PackageBackend(DatabaseBackend):
 
     @abstractmethod
     def invoke(self, view: View, name: str, arguments: dict[str, Json]) -> str:
-        """Call a tool. Raises one of TOOL_ERRORS for a wrong call."""
+        """Calls a tool. Raises one of TOOL_ERRORS for a wrong call."""
 
     def call(self, view: View, action: Action) -> Observation:
         text = guarded(
@@ -41,7 +43,8 @@ class PackageBackend(DatabaseBackend):
                     self.invoke(view, call.name, own_copy(call.arguments))
 
     def missing_outputs(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
-        # Each output must be within one message. Commas are dropped from the messages only.
+        # As the benchmarks' own scorers: an output must be within one message, and only messages
+        # lose their commas.
         plain = [message.lower().replace(",", "") for message in messages]
         missing = []
         for output in outputs:
@@ -50,29 +53,31 @@ class PackageBackend(DatabaseBackend):
         return missing
 
 
-def model_as_text(record: Any) -> str:
+def record_text(record: Any) -> str:
     """The record as tau2-bench's hashes write it."""
     return json.dumps(record.model_dump(warnings=False), sort_keys=True, default=str)
 
 
-def tables_of(db: Any) -> dict[str, Any]:
+def tables_by_name(db: Any) -> dict[str, Any]:
     """The tables of tau2-bench's database."""
     return {name: getattr(db, name) for name in type(db).model_fields}
 
 
-def wishes_of(instructions: Any) -> str:
-    """The words of a user of tau2-bench for the agent, out of a task's instructions."""
+def user_wishes(instructions: Any) -> str:
+    """A user's goals in tau2-bench's own words, without the fields that are empty or only dots."""
     parts = (
         instructions.known_info,
         instructions.reason_for_call,
         instructions.unknown_info,
         instructions.task_instructions,
     )
-    return "\n".join(" ".join(part.split()) for part in parts if part and part.strip(" ."))
+    goals = [" ".join(part.split()) for part in parts if part and part.strip(" .")]
+    return "\n".join(goals)
 
 
-def version_of(name: str, installed: Distribution) -> str:
+def version_with_commit(name: str, installed: Distribution) -> str:
     """Name and version, with the commit that it was installed from if that is known."""
     origin = json.loads(installed.read_text("direct_url.json") or "{}")
     commit = origin.get("vcs_info", {}).get("commit_id")
-    return f"{name} {installed.version}" + (f" commit {commit}" if commit else "")
+    version = f"{name} {installed.version}"
+    return f"{version} commit {commit}" if commit else version

@@ -31,9 +31,9 @@ from rollq.pip_extras import install_line
 from rollq_integrations.tau.backend import (
     TAU2_STOP_MARKERS,
     PackageBackend,
-    model_as_text,
-    tables_of,
-    wishes_of,
+    record_text,
+    tables_by_name,
+    user_wishes,
 )
 from rollq_integrations.tau.scripted_tasks import scripted_case
 
@@ -62,9 +62,9 @@ def load(variant: str | None) -> ConversationDomain:
     version = _installed()
     data = Path(str(_import("inspect_evals.tau2.utils").TAU2_DATA_DIR)) / "domains" / variant
     tables = gzip.decompress((data / "db.json.gz").read_bytes())
-    policy = (data / "policy.txt").read_text(encoding="utf-8")
-    backend = Tau2Backend(variant, tables, policy)
-    digest = sha256(tables + policy.encode()).hexdigest()[:12]
+    system_prompt = (data / "policy.txt").read_text(encoding="utf-8")
+    backend = Tau2Backend(variant, tables, system_prompt)
+    digest = sha256(tables + system_prompt.encode()).hexdigest()[:12]
     version = f"inspect_evals {version} data {digest}"
     return ConversationDomain(f"tau2_2025:{variant}", version, backend, _cases(variant, data))
 
@@ -103,7 +103,7 @@ class Tau2Backend(PackageBackend):
 
     stop_markers: Sequence[str] = TAU2_STOP_MARKERS
 
-    def __init__(self, variant: str, tables: bytes, policy: str) -> None:
+    def __init__(self, variant: str, tables: bytes, system_prompt: str) -> None:
         title = variant.capitalize()
         toolkit = _import(f"inspect_evals.tau2.{variant}.{title}AgentTools")
         wrappers = _import(f"inspect_evals.tau2.{variant}.tools")
@@ -116,7 +116,9 @@ class Tau2Backend(PackageBackend):
         # need `self.db`.
         methods = vars(getattr(toolkit, f"{title}AgentTools"))
         self._toolkit = type(
-            "Toolkit", (), {k: v for k, v in methods.items() if inspect.isfunction(v)}
+            "Toolkit",
+            (),
+            {name: method for name, method in methods.items() if inspect.isfunction(method)},
         )
         self._functions = {}  # tools that do not touch the database
         self._validators = {}
@@ -140,13 +142,13 @@ class Tau2Backend(PackageBackend):
             if tool.name not in methods:
                 self._functions[tool.name] = tool.tool
         self.tools: Sequence[Json] = tools
-        self.policy = policy
+        self.system_prompt = system_prompt
         db = getattr(models, {"retail": "RetailDB", "airline": "FlightDB"}[variant]).model_validate(
             json.loads(tables)
         )
         super().__init__(
             SharedDatabase(
-                tables_of(db), copy=copy_record, canon=model_as_text, untouched=untouched
+                tables_by_name(db), copy=copy_record, canon=record_text, untouched=untouched
             )
         )
 
@@ -227,7 +229,7 @@ def _case(variant: str, record: Mapping[str, Json], task: Any) -> Case:
         task.id,
         record,
         instruction=str(task.user_scenario),
-        wishes=wishes_of(scenario),
+        wishes=user_wishes(scenario),
         calls=[Action(action.name, action.arguments) for action in criteria.actions],
         outputs=criteria.communicate_info or (),
         closing_tools=frozenset(),

@@ -26,7 +26,7 @@ from rollq.env.foreign_tools import (
 )
 from rollq.errors import JobFailure
 from rollq.pip_extras import install_line
-from rollq_integrations.tau.backend import PackageBackend, version_of
+from rollq_integrations.tau.backend import PackageBackend, version_with_commit
 from rollq_integrations.tau.scripted_tasks import scripted_case
 
 SPLITS: Mapping[str, Sequence[str]] = {"retail": ("train", "test", "dev"), "airline": ("test",)}
@@ -96,7 +96,7 @@ def _litellm() -> ModuleType:
 def _version() -> str:
     """The version alone has never changed, so the commit counts."""
     try:
-        return version_of("tau_bench", metadata.distribution("tau_bench"))
+        return version_with_commit("tau_bench", metadata.distribution("tau_bench"))
     except metadata.PackageNotFoundError:  # a clone on the path
         return "tau_bench"
 
@@ -116,7 +116,7 @@ class TauBenchBackend(PackageBackend):
             )
         )
         self.tools: Sequence[Json] = env.tools_info
-        self.policy: str = env.wiki
+        self.system_prompt: str = env.wiki
         self.closing_tools = frozenset[str](env.terminate_tools)
         self.digest = sha256(json.dumps(env.data).encode()).hexdigest()[:12]
         self._tools: Mapping[str, Any] = env.tools_map

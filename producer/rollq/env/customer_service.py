@@ -3,8 +3,8 @@ changes.
 
 The shop and the tau benchmarks are such conversations. The invariants: an episode works on a state
 of its own, mostly a view of a shared database. It is graded once. After its end it takes no further
-step, so nothing later can earn the reward. Tools, policy and tasks come from a Backend and are not
-known here.
+step, so nothing later can earn the reward. Tools, system prompt and tasks come from a Backend and
+are not known here.
 """
 
 from abc import ABC, abstractmethod
@@ -20,17 +20,17 @@ from rollq.errors import EnvironmentFailure, JobFailure, UserFailure
 from rollq.job import Json
 
 MAX_USER_CALLS = 30
-"""Number of tool calls that a user makes between two of its messages. A model that makes more of
-them is stuck.
+"""Most tool calls of a user between two of its messages. A simulated user that makes more is stuck.
 """
 
 
 class Backend(Protocol):
-    """Tools, policy and grading of one domain. One object per process, shared by all episodes."""
+    """Tools, system prompt and grading of one domain. One object per process, shared by all
+    episodes.
+    """
 
     tools: Sequence[Json]
-    policy: str
-    """The system prompt."""
+    system_prompt: str
     stop_markers: Sequence[str]
     """An episode ends when the user's message contains one of them."""
 
@@ -39,17 +39,17 @@ class Backend(Protocol):
         ...
 
     def call(self, state: Any, action: Action) -> Observation:
-        """Carry out a tool call. A wrong call gives an observation, never an exception."""
+        """Carries out a tool call. A wrong call gives an observation, never an exception."""
         ...
 
     def user_call(self, state: Any, message: str) -> str | None:
-        """The result of the tool call that the user made in place of a message; None: it is a
-        message.
+        """Carries out the tool call in a user's message and returns its result; None if the message
+        is no tool call.
         """
         ...
 
     def grade(self, state: Any, case: "Case", messages: Sequence[str]) -> Grade:
-        """Grade a finished episode. `messages`: what the agent wrote to the user. Called once."""
+        """Grades a finished episode. `messages`: what the agent wrote to the user. Called once."""
         ...
 
 
@@ -65,7 +65,7 @@ class DatabaseBackend(ABC):
 
     @abstractmethod
     def replay(self, view: View, calls: Sequence[Action]) -> None:
-        """Carry out the ground truth on a view, as the benchmark's own scorer does."""
+        """Carries out the ground truth on a view, as the benchmark's own scorer does."""
 
     @abstractmethod
     def missing_outputs(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
@@ -78,8 +78,10 @@ class DatabaseBackend(ABC):
         return None  # the user has no tools
 
     def grade(self, state: View, case: "Case", messages: Sequence[str]) -> Grade:
-        changes, expected = self.database.changes(state), self._expected_changes(case)
-        wrong = sorted({record for record, _ in changes.items() ^ expected.items()})
+        changes = self.database.changes(state)
+        expected = self._expected_changes(case)
+        differences = changes.items() ^ expected.items()
+        wrong = sorted({record for record, _ in differences})
         missing = self.missing_outputs(case.task.outputs, messages)
         info: dict[str, Json] = {
             "database": not wrong,
@@ -169,7 +171,7 @@ class Conversation:
         self._backend = domain.backend
         self._case = case
         self._state = self._backend.begin(case)
-        self._messages: list[str] = []  # what the agent said to the user
+        self._agent_messages: list[str] = []
         self._user: User | None = None
         self._phase = _Phase.NEW
 
@@ -179,13 +181,13 @@ class Conversation:
 
     @property
     def system_prompt(self) -> str:
-        return self._backend.policy
+        return self._backend.system_prompt
 
     def reset(self, user: User) -> str:
         self._require(_Phase.NEW, "reset")
         self._user = user
         self._phase = _Phase.RUNNING
-        opening = self._text(user.open())
+        opening = self._checked_text(user.open())
         if self._backend.user_call(self._state, opening) is not None:
             raise UserFailure(f"{self._name}: the user called a tool before it said anything")
         return opening
@@ -201,34 +203,36 @@ class Conversation:
         return observation
 
     def grade(self) -> Grade:
-        if self._phase in (_Phase.NEW, _Phase.GRADED):
-            raise EnvironmentFailure(
-                f"{self._name}: graded {'twice' if self._user else 'before its reset'}"
-            )
+        if self._phase is _Phase.NEW:
+            raise EnvironmentFailure(f"{self._name}: graded before its reset")
+        if self._phase is _Phase.GRADED:
+            raise EnvironmentFailure(f"{self._name}: graded twice")
         self._phase = _Phase.GRADED
-        return self._backend.grade(self._state, self._case, self._messages)
+        return self._backend.grade(self._state, self._case, self._agent_messages)
 
     def _respond(self, content: Json) -> Observation:
         if not isinstance(content, str):
             return Observation(f"Error: {RESPOND} needs a text as its content")
-        self._messages.append(content)
+        self._agent_messages.append(content)
+        reply = self._user_reply(content)
+        is_over = any(marker in reply for marker in self._backend.stop_markers)
+        return Observation(reply, done=is_over)
+
+    def _user_reply(self, message: str) -> str:
+        """The user's next message. Carries out the tool calls that the user makes before it."""
         assert self._user is not None  # it is RUNNING
-        reply = self._text(self._user.reply(content))
         for _ in range(MAX_USER_CALLS):
+            reply = self._checked_text(self._user.reply(message))
             result = self._backend.user_call(self._state, reply)
             if result is None:
-                break
-            reply = self._text(self._user.reply(result))
-        else:
-            raise UserFailure(
-                f"{self._name}: the user called tools {MAX_USER_CALLS} times without a word to the "
-                "agent"
-            )
-        return Observation(
-            reply, done=any(marker in reply for marker in self._backend.stop_markers)
+                return reply
+            message = result
+        raise UserFailure(
+            f"{self._name}: the user called tools {MAX_USER_CALLS} times without a word to the "
+            "agent"
         )
 
-    def _text(self, message: object) -> str:
+    def _checked_text(self, message: object) -> str:
         if not isinstance(message, str):
             raise UserFailure(
                 f"{self._name}: the user said {type(message).__name__} instead of a text"

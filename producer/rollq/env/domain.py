@@ -27,7 +27,7 @@ class Task:
     moves: Sequence[Action]
     """The actions of a perfect policy against the scripted user. They earn the full reward."""
     user_tools: str = ""
-    """Words that tell a user of its tools. It calls one by a message
+    """Prompt text that describes the user's tools. The user calls one by a message
     `<tool_call>JSON</tool_call>`.
     """
     outputs: Sequence[str] = ()
@@ -40,7 +40,7 @@ class Task:
 
 class Domain(Protocol):
     """A domain: what one environment name (`tau2:retail`) stands for. One object per process,
-    shared by all threads.
+    shared by all threads. It may have a `longest_open_s`, in place of 300 seconds for `open`.
     """
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 from rollq.env import Action
 from rollq.env.customer_service import Case, ConversationDomain
 from rollq.errors import JobFailure
-from rollq_integrations.tau.backend import wishes_of
+from rollq_integrations.tau.backend import user_wishes
 from rollq_integrations.tau.scripted_tasks import scripted_case
 from rollq_integrations.tau.tau2.database import Tau2Backend
 from rollq_integrations.tau.tau2.package import digest, imported, version
@@ -54,7 +54,7 @@ def _case(variant: str, backend: Any, number: int, task: Any) -> Case:
         task.id,
         task.model_dump(mode="json"),
         instruction=str(task.user_scenario),
-        wishes=wishes_of(scenario),
+        wishes=user_wishes(scenario),
         calls=[Action(action.name, action.arguments) for action in criteria.actions or ()],
         outputs=(criteria.communicate_info or ()) if "COMMUNICATE" in basis else (),
         assertions=(criteria.nl_assertions or ()) if "NL_ASSERTION" in basis else (),

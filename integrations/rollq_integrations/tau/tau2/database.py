@@ -14,8 +14,8 @@ from rollq.env.foreign_tools import (
 from rollq_integrations.tau.backend import (
     TAU2_STOP_MARKERS,
     PackageBackend,
-    model_as_text,
-    tables_of,
+    record_text,
+    tables_by_name,
 )
 
 
@@ -26,12 +26,12 @@ class Tau2Backend(PackageBackend):
 
     def __init__(self, environment: Any) -> None:
         self.tools: Sequence[Json] = [tool.openai_schema for tool in environment.get_tools()]
-        self.policy: str = environment.get_policy()
+        self.system_prompt: str = environment.get_policy()
         self._toolkit = type(environment.tools)
         self._text = environment.to_json_str
-        records = tables_of(environment.tools.db)
+        records = tables_by_name(environment.tools.db)
         super().__init__(
-            SharedDatabase(records, copy=copy_record, canon=model_as_text, untouched=untouched)
+            SharedDatabase(records, copy=copy_record, canon=record_text, untouched=untouched)
         )
 
     def invoke(self, view: View, name: str, arguments: dict[str, Json]) -> str:

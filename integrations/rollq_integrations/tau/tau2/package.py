@@ -13,7 +13,7 @@ from typing import Any
 
 from rollq.errors import JobFailure
 from rollq.pip_extras import install_line
-from rollq_integrations.tau.backend import version_of
+from rollq_integrations.tau.backend import version_with_commit
 
 DATA = "*.json", "*.toml", "*.md"
 """A domain's files. Those of its folders are pictures and notes."""
@@ -79,7 +79,7 @@ def version() -> str:
             f"the environment tau2 needs tau2-bench 1.*, not tau2 {installed.version}: "
             f"{install_line('tau2')} (docs/tau.md)"
         )
-    return version_of("tau2-bench", installed)
+    return version_with_commit("tau2-bench", installed)
 
 
 def digest(data: Path) -> str:

@@ -27,20 +27,18 @@ USER_TOOLS = """\
 
 Your phone:
 You have the phone in your hand and use it with the tools below. Use one when the agent asks you \
-to do or look at \
-something, one at a time. To use it, write nothing but
+to do or look at something, one at a time. To use it, write nothing but
 <tool_call>{{"name": "TOOL", "arguments": {{...}}}}</tool_call>
 and you get back what the phone shows, in <tool_response>. The agent sees neither: tell it what \
-you saw. Never make up \
-what the phone shows.
+you saw. Never make up what the phone shows.
 {tools}"""
 
 _CALL = re.compile(r"\s*<tool_call>(.*)</tool_call>\s*", re.DOTALL)
 
 
 @dataclass
-class Phone:
-    """One episode: the company's data and the user's phone, and every call that was made."""
+class TelecomEpisode:
+    """The company's data, the user's phone, and every call that was made."""
 
     environment: Any
     calls: list[Action] = field(default_factory=list)
@@ -54,37 +52,41 @@ class TelecomBackend:
 
     def __init__(self, environment: Any) -> None:
         self._pristine = environment
-        self.policy: str = environment.get_policy()
+        self.system_prompt: str = environment.get_policy()
         self.tools: Sequence[Json] = [tool.openai_schema for tool in environment.get_tools()]
         schemas = [
             json.dumps(tool.openai_schema["function"]) for tool in environment.get_user_tools()
         ]
         self._user_tools = USER_TOOLS.format(tools="\n".join(schemas))
-        # New bills get random numbers, which the agent reads. The same actions must lead to the
-        # same observations.
-        self._playing = threading.local()
-        import_module(type(environment.tools).__module__).__dict__["uuid"] = SimpleNamespace(
-            uuid4=self._bill_number
-        )
+        self._current = threading.local()
+        self._number_bills(environment.tools)
+
+    def _number_bills(self, tools: Any) -> None:
+        """Replaces the random numbers of new bills by a count for each episode, because the agent
+        reads them: the same actions must lead to the same observations.
+        """
+        module: Any = import_module(type(tools).__module__)
+        module.uuid = SimpleNamespace(uuid4=self._bill_number)
 
     def _bill_number(self) -> Any:
-        return SimpleNamespace(hex=f"{next(self._playing.phone.bill_numbers):08x}")
+        return SimpleNamespace(hex=f"{next(self._current.episode.bill_numbers):08x}")
 
-    def begin(self, case: Case) -> Phone:
+    def begin(self, case: Case) -> TelecomEpisode:
         pristine = self._pristine
         tools = type(pristine.tools)(copy_record(pristine.tools.db))
         user_tools = type(pristine.user_tools)(copy_record(pristine.user_tools.db))
-        phone = Phone(type(pristine)(pristine.domain_name, pristine.policy, tools, user_tools))
-        self._playing.phone = phone
+        environment = type(pristine)(pristine.domain_name, pristine.policy, tools, user_tools)
+        episode = TelecomEpisode(environment)
+        self._current.episode = episode
         start = case.original.initial_state
         if start is not None:
-            phone.environment.set_state(start.initialization_data, start.initialization_actions, [])
-        return phone
+            environment.set_state(start.initialization_data, start.initialization_actions, [])
+        return episode
 
-    def call(self, phone: Phone, action: Action) -> Observation:
-        return Observation(self._made(phone, "assistant", action))
+    def call(self, episode: TelecomEpisode, action: Action) -> Observation:
+        return Observation(self._carry_out(episode, "assistant", action))
 
-    def user_call(self, phone: Phone, message: str) -> str | None:
+    def user_call(self, episode: TelecomEpisode, message: str) -> str | None:
         match = _CALL.fullmatch(message)
         if match is None:
             return None
@@ -93,22 +95,25 @@ class TelecomBackend:
             action = Action(call["name"], call.get("arguments") or {})
             if not isinstance(action.name, str) or not isinstance(action.arguments, dict):
                 raise TypeError("a call has a name and an object of arguments")
-            result = self._made(phone, "user", action)
+            result = self._carry_out(episode, "user", action)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
-            result = f"Error: this is no call of a tool: {e}"
+            result = f"Error: not a tool call: {e}"
         return f"<tool_response>\n{result}\n</tool_response>"
 
-    def grade(self, phone: Phone, case: Case, messages: Sequence[str]) -> Grade:
+    def grade(self, episode: TelecomEpisode, case: Case, messages: Sequence[str]) -> Grade:
         criteria = case.original.evaluation_criteria
         basis = {part.value for part in criteria.reward_basis}
-        self._playing.phone = phone
-        assertions = (criteria.env_assertions or ()) if "ENV_ASSERTION" in basis else ()
-        actions = (criteria.actions or ()) if "ACTION" in basis else ()
-        check = phone.environment.run_env_assertion
-        failed = [_named(a) for a in assertions if not check(a, raise_assertion_error=False)]
+        self._current.episode = episode
+        assertions = criteria.env_assertions if "ENV_ASSERTION" in basis else None
+        actions = criteria.actions if "ACTION" in basis else None
+        check = episode.environment.run_env_assertion
+        failed = []
+        for assertion in assertions or ():
+            if not check(assertion, raise_assertion_error=False):
+                failed.append(_assertion_text(assertion))
         missing = []
-        for action in actions:
-            if not any(action.compare_with_tool_call(call) for call in phone.calls):
+        for action in actions or ():
+            if not any(action.compare_with_tool_call(call) for call in episode.calls):
                 missing.append(action.get_func_format())
         return Grade(0.0 if failed or missing else 1.0, {"failed": failed, "not_called": missing})
 
@@ -129,21 +134,23 @@ class TelecomBackend:
             ),
         )
 
-    def _made(self, phone: Phone, requestor: str, action: Action) -> str:
-        phone.calls.append(action)
-        self._playing.phone = phone
+    def _carry_out(self, episode: TelecomEpisode, requestor: str, action: Action) -> str:
+        episode.calls.append(action)
+        self._current.episode = episode
 
         def invoke(arguments: dict[str, Json]) -> str:
             check_calculation(action.name, arguments)
-            result = phone.environment.make_tool_call(action.name, requestor=requestor, **arguments)
-            phone.environment.sync_tools()
-            text: str = phone.environment.to_json_str(result)
+            result = episode.environment.make_tool_call(
+                action.name, requestor=requestor, **arguments
+            )
+            episode.environment.sync_tools()
+            text: str = episode.environment.to_json_str(result)
             return text
 
         return guarded(invoke, action.arguments)
 
 
-def _named(assertion: Any) -> str:
+def _assertion_text(assertion: Any) -> str:
     return f"{assertion.func_name}({json.dumps(assertion.arguments)})"
 
 
@@ -152,8 +159,8 @@ def _script(actions: Sequence[Any]) -> tuple[Sequence[Action], Sequence[str]]:
     agrees, asks, leaves = REPLIES
     moves = [respond("Let me make sure that I understand you. Shall I go ahead?")]
     replies = [agrees]
-    for requestor, run in groupby(actions, lambda action: action.requestor):
-        calls = [Action(action.name, action.arguments) for action in run]
+    for requestor, consecutive in groupby(actions, lambda action: action.requestor):
+        calls = [Action(action.name, action.arguments) for action in consecutive]
         if requestor == "assistant":
             moves += calls
         else:

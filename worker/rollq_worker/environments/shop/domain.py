@@ -45,7 +45,7 @@ class ShopBackend(DatabaseBackend):
 
     def __init__(self, system_prompt: str, schemas: Sequence[Json]) -> None:
         super().__init__(tools.shared_database())
-        self.policy = system_prompt
+        self.system_prompt = system_prompt
         self.tools = schemas
 
     def call(self, view: View, action: Action) -> Observation:

@@ -246,6 +246,7 @@ def test_a_file_of_several_servers(
     assert opened.call(Action("first", {})) == "a text"
     assert opened.call(Action("add", {"a": 1, "b": 2})) == "3"
     assert opened.call(Action("subtract", {})) == "Error: there is no tool 'subtract'"
+    assert len(opened.call(Action("s" * 10_000, {}))) < 200
     opened.close()
     path.write_text(json.dumps({"mcpServers": {"a": {"url": url}, "b": {"url": url}}}))
     with pytest.raises(EnvironmentFailure, match="two MCP servers have a tool 'add', also 'b'"):

@@ -10,16 +10,20 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from rollq.env import RESPOND, STOP_MARKER, Action, Json, Task
 from rollq.errors import JobFailure
 from rollq_integrations.harbor.episode import HarborEpisode
-from rollq_integrations.harbor.folder import read, task_folders
+from rollq_integrations.harbor.folder import read as read_folder
+from rollq_integrations.harbor.folder import task_folders
 from rollq_integrations.harbor.room import SOLUTION
 from rollq_integrations.harbor.task_folder import Step, TaskFolder, digest
 
 LARGEST_SOLUTION = 96_000
-"""Number of characters of a solution that can be one command: Linux takes 131,072."""
+"""Longest command, in characters, that carries a solution. Containers take arguments of 100,000
+bytes.
+"""
 
 
 def load(folder: str | None) -> "HarborTasks":
@@ -29,47 +33,50 @@ def load(folder: str | None) -> "HarborTasks":
     return HarborTasks(Path(folder))
 
 
+class _ReadTask(NamedTuple):
+    folder: TaskFolder
+    task: Task
+
+
 class HarborTasks:
     """Implements rollq.env.Domain. All tasks are in the split `train`, by the names of their
     folders.
     """
 
     name = "harbor"
-
-    def __init__(self, folder: Path) -> None:
-        self._tasks = task_folders(folder)
-        self._folders: dict[int, tuple[TaskFolder, Task]] = {}
-
-    @cached_property
-    def version(self) -> str:
-        return f"harbor {digest(*self._tasks)}"
-
     longest_open_s = 3600.0
     """An image may have to be built first. Each task bounds its own."""
 
+    def __init__(self, folder: Path) -> None:
+        self._paths = task_folders(folder)
+        self._tasks_read: dict[int, _ReadTask] = {}
+
+    @cached_property
+    def version(self) -> str:
+        return f"harbor {digest(*self._paths)}"
+
     def splits(self) -> Mapping[str, int]:
-        return {"train": len(self._tasks)}
+        return {"train": len(self._paths)}
 
     def task(self, split: str, index: int) -> Task:
-        return self._read(split, index)[1]
+        return self._read(split, index).task
 
     def open(self, split: str, index: int, args: Mapping[str, Json]) -> "HarborEpisode":
         if args:
             raise JobFailure(f"a task folder takes no env_args, not {dict(args)!r:.200}")
-        folder, _ = self._read(split, index)
-        return HarborEpisode(folder)
+        return HarborEpisode(self._read(split, index).folder)
 
-    def _read(self, split: str, index: int) -> tuple[TaskFolder, Task]:
-        """Reads a folder, once: the name of the environment has its hash."""
-        if split != "train" or not 0 <= index < len(self._tasks):
+    def _read(self, split: str, index: int) -> _ReadTask:
+        """Reads a folder once. It cannot change: the environment's name holds a hash of it."""
+        if split != "train" or not 0 <= index < len(self._paths):
             raise JobFailure(
-                f"there is no task {index} of split {split!r}; there are {len(self._tasks)} of "
+                f"there is no task {index} of split {split!r}; there are {len(self._paths)} of "
                 "'train'"
             )
-        if index not in self._folders:
-            folder = read(self._tasks[index])
-            self._folders[index] = folder, _task(folder)
-        return self._folders[index]
+        if index not in self._tasks_read:
+            folder = read_folder(self._paths[index])
+            self._tasks_read[index] = _ReadTask(folder, _task(folder))
+        return self._tasks_read[index]
 
 
 def _task(folder: TaskFolder) -> Task:
@@ -80,13 +87,13 @@ def _task(folder: TaskFolder) -> Task:
         instruction=instruction,
         opening=instruction,
         replies=(STOP_MARKER,),
-        moves=tuple(_oracle(folder)),
+        moves=tuple(_solution_moves(folder)),
     )
 
 
-def _oracle(task: TaskFolder) -> Iterator[Action]:
-    """The moves of a perfect policy: the task's own solution of each step as one command. There are
-    none where a step has none, or one that is too long for a command.
+def _solution_moves(task: TaskFolder) -> Iterator[Action]:
+    """The moves of a perfect policy: each step's solution as one command. None at all where a step
+    has no solution, or one that is too long for a command.
     """
     commands = [_solution(task, step) for step in task.steps]
     if all(commands):
@@ -97,7 +104,7 @@ def _oracle(task: TaskFolder) -> Iterator[Action]:
 
 def _solution(task: TaskFolder, step: Step) -> str:
     """A command that unpacks a solution at SOLUTION, where such scripts look for their files, and
-    runs it; "" for none.
+    runs it. "" without a solution, or for one that is too long.
     """
     source = step.solution
     if source is None:
@@ -109,11 +116,12 @@ def _solution(task: TaskFolder, step: Step) -> str:
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name, file in files.items():
             tar.add(file, name, filter=_without_dates)
-    settings = [f"{name}={shlex.quote(value)} " for name, value in task.solution_env.items()]
-    variables = "".join(settings)
+    assignments = "".join(
+        f"{name}={shlex.quote(value)} " for name, value in task.solution_env.items()
+    )
     text = base64.b64encode(gzip.compress(packed.getvalue(), mtime=0)).decode()
     command = (
-        f"echo {text} | base64 -d | tar -xz -C {SOLUTION} && {variables}bash {SOLUTION}/solve.sh"
+        f"echo {text} | base64 -d | tar -xz -C {SOLUTION} && {assignments}bash {SOLUTION}/solve.sh"
     )
     return command if len(command) <= LARGEST_SOLUTION else ""
 

@@ -2,8 +2,8 @@
 
 The policy calls `bash` until it answers in words, which ends the episode, or brings the instruction
 of the next step. A failure of image, container, tests or time is an EnvironmentFailure, never a
-reward of 0, unless the tests do grade a container in which no policy was. It does not know how
-containers are made or how folders are read.
+reward of 0, unless the tests grade an untouched container well: then the policy has broken them,
+and gets 0. It does not know how containers are made or how folders are read.
 """
 
 import json
@@ -33,15 +33,18 @@ from rollq_integrations.sandbox import as_told
 
 COMMAND_S = 60.0
 """Longest time of a command in seconds that names none."""
-TEXT, NUMBERS = f"{LOGS}/reward.txt", f"{LOGS}/reward.json"
-"""Where tests write the reward: a number, or an object of numbers, of which `reward` counts."""
-LARGEST = 1 << 53
+REWARD_TEXT = f"{LOGS}/reward.txt"
+REWARD_JSON = f"{LOGS}/reward.json"
+"""Files in which tests write the reward: a number, or a JSON object of numbers of which `reward`
+counts.
+"""
+LARGEST_REWARD = 1 << 53
 """Every number that tests write is smaller."""
 NO_GRADE = 125
 """From this exit code on a command was not found, cannot run, or was killed; Podman says 125 where
 it cannot start one.
 """
-SHOWN = 4000
+SHOWN_CHARACTERS = 4000
 """Number of characters of the tests' output that the grade's info has."""
 BASH: Json = {
     "type": "function",
@@ -72,10 +75,12 @@ class HarborEpisode:
 
     def __init__(self, task: TaskFolder) -> None:
         self._task = task
-        self._next = 1
+        self._position = 0
         self._grades: dict[str, Grade] = {}
         agent_s = max(step.agent_s for step in task.steps)
-        self.longest_grade_s = 3 * (max(step.tests_s for step in task.steps) + 4 * COMMAND_S)
+        # Tests may run three times (see `_grade_fairly`), each with a few short commands.
+        tests_s = max(step.tests_s for step in task.steps) + 4 * COMMAND_S
+        self.longest_grade_s = 3 * tests_s
         if task.tests_place is not None:
             self.longest_grade_s += task.tests_place.build_s
         self.longest_step_s = agent_s + COMMAND_S
@@ -92,21 +97,21 @@ class HarborEpisode:
             raise
 
     @property
-    def _step(self) -> Step:
-        return self._task.steps[self._next - 1]
+    def _current_step(self) -> Step:
+        return self._task.steps[self._position]
 
-    def _begin(self, box: Sandbox, step: Step) -> None:
-        """Sets a step up: its files and `setup.sh` in the folder where commands begin."""
+    def _begin(self, sandbox: Sandbox, step: Step) -> None:
+        """Prepares a step: its files and `setup.sh` in the folder where commands begin."""
         if step.files is not None:
-            place = box.run(["pwd"])
-            self._check("its folder", place)
+            working_folder = sandbox.run(["pwd"])
+            self._check("its folder", working_folder)
             for file in sorted(step.files.iterdir()):  # so the folder keeps its owner and mode
-                box.upload(file, f"{place.output.strip()}/{file.name}")
+                sandbox.upload(file, f"{working_folder.output.strip()}/{file.name}")
             if (step.files / "setup.sh").is_file():
-                result = box.run(["bash", "setup.sh"], seconds=step.agent_s, user=step.user)
+                result = sandbox.run(["bash", "setup.sh"], seconds=step.agent_s, user=step.user)
                 self._check(f"setup.sh of the step {step.name}", result)
         if step.healthcheck is not None:
-            wait_until_healthy(box, step.healthcheck, f"the step {step.name}")
+            wait_until_healthy(sandbox, step.healthcheck, f"the step {step.name}")
 
     def reset(self, user: User) -> str:
         return user.open()
@@ -115,34 +120,37 @@ class HarborEpisode:
         if action.name == RESPOND:
             return self._respond()
         if action.name != "bash":
-            return Observation(f"Error: there is no tool {action.name!r}")
+            return Observation(f"Error: there is no tool {action.name!r:.80}")
         command = action.arguments.get("command")
         seconds = action.arguments.get("seconds", COMMAND_S)
         is_time = type(seconds) in (int, float) and 0 < seconds < math.inf
         if not isinstance(command, str) or not is_time:
             return Observation("Error: bash takes command, a text, and seconds, a number above 0")
-        longest = float(min(seconds, self._step.agent_s))
-        result = self.sandbox.run(["bash", "-c", command], seconds=longest, user=self._step.user)
+        longest = float(min(seconds, self._current_step.agent_s))
+        result = self.sandbox.run(
+            ["bash", "-c", command], seconds=longest, user=self._current_step.user
+        )
         return Observation(as_told(result))
 
     def _respond(self) -> Observation:
         """Ends the episode, or the step, whose tests then run and leave nothing behind."""
-        step = self._step
-        if self._next == len(self._task.steps):
+        step = self._current_step
+        is_last = self._position == len(self._task.steps) - 1
+        if is_last:
             return Observation("", done=True)
         grade = self._grade_step()
-        rewards = grade.info["rewards"]
-        if any(rewards.get(name, -math.inf) < least for name, least in step.least.items()):
+        if _is_failed(step, grade.info["rewards"]):
             return Observation("", done=True, reward=grade.reward)
-        remove = ["rm", "-rf", LOGS, *dict(step.tests)]
+        targets = [target for target, _ in step.tests]
+        remove = ["rm", "-rf", LOGS, *targets]
         self._prepare(self.sandbox, remove, ["mkdir", "-m", "777", LOGS])
-        self._next += 1
-        self._begin(self.sandbox, self._step)
-        return Observation(self._step.instruction, reward=grade.reward)
+        self._position += 1
+        self._begin(self.sandbox, self._current_step)
+        return Observation(self._current_step.instruction, reward=grade.reward)
 
     def grade(self) -> Grade:
         """The grade of the last step, or the mean of all that were played."""
-        if self._step.name not in self._grades:
+        if self._current_step.name not in self._grades:
             self._grade_step()
         *_, last = self._grades.values()
         if len(self._task.steps) == 1:
@@ -154,14 +162,16 @@ class HarborEpisode:
         return Grade(reward, {**last.info, "steps": steps})
 
     def _grade_step(self) -> Grade:
-        """The grade of the tests. Where they give none, they run where no policy was: if they give
-        none there, the task is at fault. Otherwise they run again, without the policy's processes:
-        if they still give none, the policy has spoiled them.
-        """
-        self._grades[self._step.name] = grade = self._grade_fairly()
+        grade = self._grade_fairly()
+        self._grades[self._current_step.name] = grade
         return grade
 
     def _grade_fairly(self) -> Grade:
+        """Grades the policy's work. Tests that give no grade run once more where no policy was: if
+        they fail there too, the task is at fault, which is an EnvironmentFailure. Otherwise they
+        run again on the work, without the policy's processes: if they still give none, the reward
+        is 0.
+        """
         try:
             return self._grade_work()
         except EnvironmentFailure:
@@ -171,40 +181,41 @@ class HarborEpisode:
         try:
             return self._grade_work()
         except EnvironmentFailure as e:
-            return Grade(0.0, {"rewards": {}, "tests": str(e)[-SHOWN:]})
+            return Grade(0.0, {"rewards": {}, "tests": str(e)[-SHOWN_CHARACTERS:]})
 
     def _grade_untouched(self) -> None:
         if self._task.tests_place is None:
             with closing(Room(self._task)) as untouched:
-                for step in self._task.steps[: self._next]:
+                for step in self._task.steps[: self._position + 1]:
                     self._begin(untouched.main, step)
                 self._grade_in(untouched.main)
         else:
-            with closing(one_sandbox(self._task.tests_place)) as own:
-                self._grade_in(own)
+            with closing(one_sandbox(self._task.tests_place)) as tests_sandbox:
+                self._grade_in(tests_sandbox)
 
     def _grade_work(self) -> Grade:
         if self._task.tests_place is None:
             return self._grade_in(self.sandbox)
-        with labelled(self._labels), closing(one_sandbox(self._task.tests_place)) as own:
-            for path in self._step.artifacts:
-                copy(path, self.sandbox, own)
-            return self._grade_in(own)
+        with labelled(self._labels), closing(one_sandbox(self._task.tests_place)) as tests_sandbox:
+            for path in self._current_step.artifacts:
+                copy(path, self.sandbox, tests_sandbox)
+            return self._grade_in(tests_sandbox)
 
-    def _grade_in(self, box: Sandbox) -> Grade:
-        step = self._step
-        tests_user = step.tests_user or box.run(["id", "-u"]).output.strip()
+    def _grade_in(self, sandbox: Sandbox) -> Grade:
+        step = self._current_step
+        tests_user = step.tests_user or sandbox.run(["id", "-u"]).output.strip()
+        targets = [target for target, _ in step.tests]
         self._prepare(
-            box,
-            ["rm", "-rf", LOGS, *dict(step.tests)],
+            sandbox,
+            ["rm", "-rf", LOGS, *targets],
             ["mkdir", "-p", LOGS],
             ["chown", tests_user, LOGS],
         )
         for target, source in step.tests:
-            box.upload(source, target)
+            sandbox.upload(source, target)
         if self._task.rewards:
-            self._prepare(box, ["chmod", "+x", "/tests/test.sh"])
-        result = box.run(
+            self._prepare(sandbox, ["chmod", "+x", "/tests/test.sh"])
+        result = sandbox.run(
             ["sh", "-c", self._task.test_command],
             seconds=step.tests_s,
             env=step.tests_env,
@@ -220,15 +231,15 @@ class HarborEpisode:
             )
         rewards = {"reward": float(result.code == 0)}
         if self._task.rewards:
-            rewards = self._rewards(box)
-        info = {"rewards": rewards, "tests": result.output[-SHOWN:]}
+            rewards = self._rewards(sandbox)
+        info = {"rewards": rewards, "tests": result.output[-SHOWN_CHARACTERS:]}
         return Grade(self._reward(rewards, result), info)
 
-    def _prepare(self, box: Sandbox, *commands: Sequence[str]) -> None:
+    def _prepare(self, sandbox: Sandbox, *commands: Sequence[str]) -> None:
         """Runs commands as root, so that the agent's user, if it has one, cannot write the rewards
         of the tests.
         """
-        result = box.run(["sh", "-c", " && ".join(map(shlex.join, commands))], user="root")
+        result = sandbox.run(["sh", "-c", " && ".join(map(shlex.join, commands))], user="root")
         self._check("preparing its tests", result)
 
     def _check(self, what: str, result: CommandResult) -> None:
@@ -238,11 +249,11 @@ class HarborEpisode:
     def close(self) -> None:
         self._room.close()
 
-    def _rewards(self, box: Sandbox) -> Json:
+    def _rewards(self, sandbox: Sandbox) -> Json:
         """The rewards that the tests wrote. Raises EnvironmentFailure for an unreadable file."""
-        for path, reading in ((NUMBERS, _numbers), (TEXT, lambda text: {"reward": float(text)})):
+        for path, read in ((REWARD_JSON, _json_rewards), (REWARD_TEXT, _text_reward)):
             try:
-                return reading(box.download(path).decode())
+                return read(sandbox.download(path).decode())
             except FileNotFoundError:
                 continue
             except (ValueError, RecursionError) as e:
@@ -266,11 +277,23 @@ class HarborEpisode:
         )
 
 
-def _numbers(text: str) -> Json:
+def _is_failed(step: Step, rewards: Json) -> bool:
+    """True if a reward is missing or too small for a further step."""
+    for name, smallest in step.smallest_rewards.items():
+        if name not in rewards or rewards[name] < smallest:
+            return True
+    return False
+
+
+def _text_reward(text: str) -> Json:
+    return {"reward": float(text)}
+
+
+def _json_rewards(text: str) -> Json:
     rewards = json.loads(text)
     if not isinstance(rewards, dict):
         rewards = {"reward": rewards}
     for value in rewards.values():
-        if type(value) not in (int, float, bool) or not abs(value) < LARGEST:
-            raise ValueError(f"not finite numbers: {text:.200}")
+        if type(value) not in (int, float, bool) or not abs(value) < LARGEST_REWARD:
+            raise ValueError(f"rewards must be finite numbers: {text:.200}")
     return rewards

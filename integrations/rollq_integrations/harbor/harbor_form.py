@@ -168,9 +168,9 @@ def _step(
         raise ValueError(f"the name of a step is {name!r}, not that of a folder in steps")
     _check_folders(path, folder)
     places = {path / "tests": None, folder / "tests": None}
-    least = step.get("min_reward") or {}
-    if not isinstance(least, dict):
-        least = {"reward": least}
+    smallest = step.get("min_reward") or {}
+    if not isinstance(smallest, dict):
+        smallest = {"reward": smallest}
     return Step(
         name=name,
         instruction=instruction_of(path, (folder / "instruction.md").read_text())
@@ -184,7 +184,7 @@ def _step(
         artifacts=_artifacts(path, [*_list(settings), *_list(step)]),
         files=folder / "workdir" if name and (folder / "workdir").is_dir() else None,
         healthcheck=_healthcheck(path, table(step, "healthcheck")),
-        least={reward: float(value) for reward, value in least.items()},
+        smallest_rewards={reward: float(value) for reward, value in smallest.items()},
         solution=folder / "solution" if (folder / "solution" / "solve.sh").is_file() else None,
     )
 

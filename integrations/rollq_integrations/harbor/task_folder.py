@@ -86,7 +86,7 @@ class Step:
     files: Path | None = None
     """A folder that is uploaded before the step; its `setup.sh`, if any, runs then."""
     healthcheck: Healthcheck | None = None
-    least: Mapping[str, float] = field(default_factory=dict)
+    smallest_rewards: Mapping[str, float] = field(default_factory=dict)
     """Rewards below which no further step follows."""
     solution: Path | None = None
     """A script, or a folder with `solve.sh`."""

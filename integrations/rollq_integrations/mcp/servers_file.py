@@ -111,7 +111,7 @@ class SeveralTools:
     def call(self, action: Action) -> str:
         tools = self._by_name.get(action.name)
         if tools is None:
-            return f"Error: there is no tool {action.name!r}"
+            return f"Error: there is no tool {action.name!r:.80}"
         return tools.call(action)
 
     def close(self) -> None:

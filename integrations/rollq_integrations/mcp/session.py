@@ -101,7 +101,7 @@ class Session:
 
     def call(self, action: Action) -> str:
         if action.name not in self._names:
-            return f"Error: there is no tool {action.name!r}"
+            return f"Error: there is no tool {action.name!r:.80}"
         try:
             arguments = {name: own_copy(value) for name, value in action.arguments.items()}
             # What is no JSON, such as half a surrogate pair, would end the connection.

@@ -43,7 +43,7 @@ class CommandTools:
 
     def call(self, action: Action) -> str:
         if action.name not in self._names:
-            return f"Error: there is no tool {action.name!r}"
+            return f"Error: there is no tool {action.name!r:.80}"
         start, argument, _ = TOOLS[action.name]
         text = action.arguments.get(argument)
         if not isinstance(text, str) or len(action.arguments) > 1:

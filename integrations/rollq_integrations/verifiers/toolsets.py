@@ -51,7 +51,7 @@ class Toolsets:
 
     async def call(self, action: Action) -> str:
         if action.name not in self._tools:
-            return f"error: unknown tool {action.name!r}"
+            return f"error: unknown tool {action.name!r:.80}"
         server, name = self._tools[action.name]
         try:
             result = await server.call_tool(name, dict(action.arguments))

@@ -458,7 +458,7 @@ def test_steps(tmp_path: Path) -> None:
     assert (first.tests_env, second.tests_env) == ({"A": "1", "B": "2"}, {"A": "1", "B": "3"})
     assert first.tests == [("/tests", one / "tests"), ("/tests", one / "steps/first/tests")]
     assert second.tests == [("/tests", one / "tests")]
-    assert (first.least, second.least) == ({"reward": 0.5}, {"style": 1})
+    assert (first.smallest_rewards, second.smallest_rewards) == ({"reward": 0.5}, {"style": 1})
     assert second.artifacts == ("/logs/artifacts", "/all", "/own")
     assert (first.files, second.files) == (None, one / "steps/second/workdir")
     assert first.solution == one / "steps/first/solution" and second.solution is None

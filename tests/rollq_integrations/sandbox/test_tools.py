@@ -35,6 +35,7 @@ def test_tools_say_how_a_command_ended() -> None:
             == "Error: bash takes one argument, command, which is a text"
         )
     assert tools.call(Action("perl", {})) == "Error: there is no tool 'perl'"
+    assert len(tools.call(Action("p" * 10_000, {}))) < 200
     tools.close()
 
 

@@ -52,25 +52,34 @@ __all__ = [
 
 
 _MODULES = {
-    name: module
-    for module, names in {
-        "batch": "Batch Group",
-        "client.client": "Client",
-        "client.consuming.consumer": "Consumer",
-        "client.step_metrics": "StepMetrics",
-        "job": "Budget History Job Purpose",
-        "training.turn_credit": "TurnCredit",
-        "trajectory": "Segment Traces Trajectory",
-    }.items()
-    for name in names.split()
+    "Batch": "rollq.batch",
+    "Budget": "rollq.job",
+    "Client": "rollq.client.client",
+    "Consumer": "rollq.client.consuming.consumer",
+    "ContractError": "rollq.errors",
+    "Group": "rollq.batch",
+    "History": "rollq.job",
+    "Job": "rollq.job",
+    "MissingGroups": "rollq.errors",
+    "NotHeld": "rollq.errors",
+    "PullTimeout": "rollq.errors",
+    "Purpose": "rollq.job",
+    "RollqError": "rollq.errors",
+    "Segment": "rollq.trajectory",
+    "SettingsError": "rollq.errors",
+    "StepMetrics": "rollq.client.step_metrics",
+    "Traces": "rollq.trajectory",
+    "Trajectory": "rollq.trajectory",
+    "TurnCredit": "rollq.training.turn_credit",
 }
-"""The module of each name. All others are errors."""
+"""The module of each public name."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"rollq.{_MODULES.get(name, 'errors')}"), name)
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
     return value
 
 

@@ -48,7 +48,7 @@ def read_replies(scripts: Scripts, what: str, pipe: Any) -> list[Any]:
     replies: list[Any] = scripts.guard(what, partial(pipe.execute, raise_on_error=False))
     for reply in replies:
         if isinstance(reply, redis.ResponseError) and not str(reply).startswith("WRONGTYPE"):
-            raise scripts.translated(what, reply)
+            raise scripts.error_for(what, reply)
     return replies
 
 

@@ -16,9 +16,8 @@ import redis
 
 from rollq.errors import ContractError, LedgerError
 from rollq.job import LARGEST_GROUP, Purpose, parse_id
-from rollq.ledger import constants
+from rollq.ledger import constants, stored
 from rollq.ledger.keys import Keys
-from rollq.ledger.stored import text
 from rollq.servers.refusal import translated
 
 T = TypeVar("T")
@@ -26,13 +25,9 @@ T = TypeVar("T")
 SHARED = ("common", "admission", "settle", "holds", "journal")
 """Lua files whose functions scripts use, in this order: each uses what is before it."""
 PART = re.compile(r"^local (?:function )?(\w+).*\n(?:(?!local ).*\n)*", re.MULTILINE)
-"""A function or value of a shared file, with its name; what follows up to the next one belongs to
-it.
-"""
+"""A shared function or value with its name: everything up to the next `local`."""
 RARE = re.compile(r"^( *)-- rare: .*\n((?:\1.*\n|\n)*)", re.MULTILINE)
-"""The rest of a block, from a comment on that says that it is seldom reached. Shared functions that
-are used in such places alone are made there.
-"""
+"""The rest of a block, after a comment `-- rare: ...` that says that it is seldom reached."""
 CONSTANT = re.compile(r"\bconstants\.(\w+)")
 COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 WORD = re.compile(r"\w+")
@@ -57,8 +52,8 @@ class Reply:
         return (name.decode() for name in self._values)
 
     def text(self, name: str) -> str:
-        """Bytes as text; those that are no UTF-8 are shown as \\xff."""
-        return text(self[name])
+        """Bytes as text. Those that are not UTF-8 are shown as \\xff."""
+        return stored.text(self[name])
 
     def step(self, name: str) -> int | None:
         """A step; None where the reply has none."""
@@ -82,7 +77,7 @@ class Scripts:
         try:
             return evaluate(self.redis, name, *self._first_args, *args)
         except redis.ResponseError as e:
-            raise self.translated(self._about(name, args), e) from e
+            raise self.error_for(self._about(name, args), e) from e
 
     def _about(self, name: str, args: Sequence[Any]) -> str:
         """The script, and the first job among its arguments."""
@@ -102,14 +97,14 @@ class Scripts:
         try:
             return call()
         except redis.ResponseError as e:
-            raise self.translated(what, e) from e
+            raise self.error_for(what, e) from e
 
-    def translated(self, what: str, error: redis.ResponseError) -> LedgerError:
+    def error_for(self, what: str, error: redis.ResponseError) -> LedgerError:
         """The ledger's error for a refusal of Redis."""
         return translated(error, f"run {self.run}: {what}")
 
     def now(self) -> float:
-        """Redis's clock, Unix seconds. Raises LedgerError."""
+        """Redis's clock in Unix seconds. Raises LedgerError."""
         seconds, micros = self.guard("the clock", self.redis.time)
         return float(seconds + micros / 1e6)
 
@@ -125,57 +120,60 @@ def evaluate(client: Any, name: str, *args: Any) -> Reply:
     """The reply of lua/<name>.lua. `args`: the number of keys, the keys, and the arguments. Raises
     redis.ResponseError.
     """
-    text, sha = source(name)
+    lua, sha = source(name)
     try:
         return Reply(client.execute_command("EVALSHA", sha, *args))
     except redis.exceptions.NoScriptError:
-        return Reply(client.execute_command("EVAL", text, *args))
+        return Reply(client.execute_command("EVAL", lua, *args))
 
 
 @cache
 def source(name: str) -> tuple[str, str]:
-    """The text of a run's script and its SHA-1.
+    """The Lua text of a run's script, and its SHA-1.
 
-    It holds the functions and values of the shared files that it needs, because Redis makes all
-    that a text names again at each call. Those that only rare blocks need are in these blocks.
-    Constants stand there as their values.
+    It contains only the shared functions that it uses, because Redis runs the whole text at each
+    call. Functions that only rare blocks use stand in those blocks. Constants are replaced by their
+    values.
     """
-    text = _text(name)
-    common = COMMENT.sub("", RARE.sub("", text))
-    shared = _needed(common)
+    lua = lua_file(name)
+    shared = _needed(COMMENT.sub("", RARE.sub("", lua)))
 
     def block(rare: re.Match[str]) -> str:
         own = COMMENT.sub("", rare[2])
         parts = [part for part in _needed(own) if part not in shared]
         return "".join(parts) + own
 
-    text = "".join(shared) + COMMENT.sub("", RARE.sub(block, text))
-    constants = _constants()
-    text = CONSTANT.sub(lambda constant: str(constants[constant[1]]), text)
-    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    body = RARE.sub(block, lua)
+    linked = "".join(shared) + COMMENT.sub("", body)
+    numbers = _script_constants()
+    lua = CONSTANT.sub(lambda constant: str(numbers[constant[1]]), linked)
+    return lua, hashlib.sha1(lua.encode(), usedforsecurity=False).hexdigest()
 
 
-def _needed(text: str) -> list[str]:
-    """The functions and values of the shared files that a text names, and those that these name,
-    each after those.
+def _needed(lua: str) -> list[str]:
+    """The shared functions and values that a text uses, and those that these use, in the order of
+    their files: each stands before what uses it.
     """
-    parts: list[str] = []
-    words = set(WORD.findall(text))
-    for shared in reversed(SHARED):
-        lua = COMMENT.sub("", _text(shared))
-        for part in reversed(list(PART.finditer(lua))):
-            if part[1] in words:
-                parts.insert(0, part[0])
-                words.update(WORD.findall(part[0]))
+    needed: list[str] = []
+    words = set(WORD.findall(lua))
+    for part in reversed(_shared_parts()):
+        if part[1] in words:
+            needed.append(part[0])
+            words.update(WORD.findall(part[0]))
+    return needed[::-1]
+
+
+def _shared_parts() -> list[re.Match[str]]:
+    parts: list[re.Match[str]] = []
+    for name in SHARED:
+        parts += PART.finditer(COMMENT.sub("", lua_file(name)))
     return parts
 
 
 @cache
-def lone_script(name: str) -> str:
-    """The text of a script that belongs to no run, without the shared files. It is sent whole,
-    because it is small.
-    """
-    return _text(name)
+def lua_file(name: str) -> str:
+    """The text of a Lua file."""
+    return (resources.files("rollq.ledger") / "lua" / f"{name}.lua").read_text()
 
 
 def short_reason(reason: str) -> bytes:
@@ -183,11 +181,7 @@ def short_reason(reason: str) -> bytes:
     return reason[: constants.LONGEST_REASON].encode("utf-8", "replace")
 
 
-def _text(name: str) -> str:
-    return (resources.files("rollq.ledger") / "lua" / f"{name}.lua").read_text()
-
-
-def _constants() -> dict[str, Any]:
+def _script_constants() -> dict[str, Any]:
     """The numbers that scripts use, and how Lua writes the tables among them."""
     return {
         "lease_s": constants.LEASE_S,

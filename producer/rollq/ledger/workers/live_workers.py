@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rollq.ledger.keys import WORKERS
-from rollq.ledger.scripts import lone_script
+from rollq.ledger.scripts import lua_file
 from rollq.servers.refusal import guarded
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def queues_of(workers: Collection[LiveWorker]) -> set[str]:
 
 
 def _eval(client: "redis.Redis", script: str, *args: Any) -> Any:
-    return client.eval(lone_script(script), 1, WORKERS, *args)
+    return client.eval(lua_file(script), 1, WORKERS, *args)
 
 
 def _worker(name: bytes, entry: bytes, age_s: int) -> LiveWorker | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rollq.job import NAME
 from rollq.ledger.keys import ACTIVE, PREFIX, REAPER, RUNS, Keys
-from rollq.ledger.scripts import evaluate, lone_script
+from rollq.ledger.scripts import evaluate, lua_file
 from rollq.servers.refusal import guarded
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class ReaperRole:
         self._call(0)
 
     def _call(self, ms: int) -> int:
-        script = lone_script("reaper_role")
+        script = lua_file("reaper_role")
         call = partial(self._redis.eval, script, 1, REAPER, self._worker, ms)
         return int(guarded(REAPER, call, ROLE_REMEDY))
 

@@ -3,7 +3,7 @@
 It shares only Redis with the workers. A restarted client continues: its state is in the ledger.
 """
 
-from __future__ import annotations  # most names are not there before there is a client
+from __future__ import annotations  # the types are imported only for type checkers
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -57,8 +57,8 @@ class Client:
 
     When Redis cannot be reached or takes no writes (out of memory, disk full), calls wait without
     end, or until the client is closed, and warn on the logger `rollq`. They raise
-    redis.ConnectionError after 5 s at an address where no Redis has answered yet, and
-    redis.AuthenticationError. `explain` does neither.
+    redis.ConnectionError if no Redis has answered at this address within 5 s, and
+    redis.AuthenticationError. `explain` neither waits nor raises these.
     """
 
     def __init__(
@@ -92,13 +92,15 @@ class Client:
         settings = Settings.from_env(url, broker_url)
         self.run = run
         connection = connect(settings.redis_url, patience_s=0)
-        self._ledger, self._reader = Ledger(connection, run), LedgerReader(connection, run)
-        self._versions, self._dead_letters = Versions(connection, run), DeadLetters(connection, run)
+        self._ledger = Ledger(connection, run)
+        self._reader = LedgerReader(connection, run)
+        self._versions = Versions(connection, run)
+        self._dead_letters = DeadLetters(connection, run)
         self._hold_s = hold_s
         self._broker = Broker(settings.broker_url)
-        self._open: WeakSet[Consumer | Evaluation | Episodes] = WeakSet()
+        self._open_children: WeakSet[Consumer | Evaluation | Episodes] = WeakSet()
         self._closing = Event()
-        self._said_unknown = False
+        self._warned_of_unknown_run = False
         self._retry = RetryLoop(wait=self._pause)
         self._trackers = Trackers(self._reader, self._retry)
         self._producer = Producer(self._ledger, self._broker, dict(budgets or {}), self._pause)
@@ -113,7 +115,7 @@ class Client:
     def submit(
         self, jobs: Iterable[Job], *, ahead: int = AHEAD, source: str | None = None
     ) -> Submission:
-        """Submit jobs group by group. The jobs of one group must follow one another.
+        """Submits jobs group by group. The jobs of one group must follow one another.
 
         A lone sample 0 stands for its whole group; `run` and `group` are filled in. Waits while
         `ahead` groups are unacknowledged, over all producers of the run, and asks for the next job
@@ -135,8 +137,8 @@ class Client:
         return self._producer.submit(jobs, ahead, source)
 
     def refill(self, jobs: Iterable[Job], *, times: int = 1, ahead: int = AHEAD) -> Submission:
-        """Wait until the groups of these jobs are settled, and submit a fresh one in place of each
-        dropped one.
+        """Waits until the groups of these jobs are settled, and submits a fresh one in place of
+        each dropped one.
 
         The replacement of group `g` is `g.r1`, with another seed; if that is dropped too, `g.r2`,
         and so on up to `times`. Safe to repeat. Raises what `submit` raises.
@@ -146,8 +148,7 @@ class Client:
         return self._producer.refill(jobs, times, ahead)
 
     def seal(self) -> None:
-        """Say that no more groups will come: consumers get the short last batch, then their loops
-        end.
+        """Declares the run complete: consumers get the short last batch, then their loops end.
 
         Groups of this client that Redis has lost are submitted again first. Raises Gap when they
         are too many: submit their source again.
@@ -155,11 +156,11 @@ class Client:
         self._producer.seal()
 
     def pin_tokenizer(self, tokenizer_hash: str, template_hash: str) -> None:
-        """Pin the tokenizer and the chat template that play the run, so that its first worker
+        """Pins the tokenizer and the chat template that play the run, so that its first worker
         decides nothing.
 
         The hashes are those of `rollq_worker.tokens.tokenizer.Tokenizer`. Raises SettingsError when
-        the run has others, and for what is no hash.
+        the run has others, and for a value that is not a hash.
         """
         for text in (tokenizer_hash, template_hash):
             if not (isinstance(text, str) and text):
@@ -171,7 +172,7 @@ class Client:
         )
 
     def forget_after(self, days: float) -> None:
-        """Forget acknowledged groups after that many days. Without it, their ids are known as long
+        """Forgets acknowledged groups after that many days. Without it, their ids are known as long
         as the run is.
 
         A group that is submitted again later is a new one. Raises SettingsError.
@@ -182,7 +183,7 @@ class Client:
     def limit_staleness(
         self, groups_per_batch: int, max_staleness: int, max_running: int | None = None
     ) -> None:
-        """Bound the staleness of training: new groups for training wait in `submit` while they
+        """Bounds the staleness of training: new groups for training wait in `submit` while they
         would be trained on more than `max_staleness` steps after they began. 0 is strictly on
         policy. Call it before the first submission.
 
@@ -197,8 +198,7 @@ class Client:
         self._producer.pin("admission", bound)
 
     def publish(self, step: int, weight_version: str | None = None) -> None:
-        """Say that the engines serve the policy of this training step from now on. Call it once
-        they do.
+        """Records that the engines serve the policy of this training step. Call it once they do.
 
         `weight_version`: their name of it, by which a token's version becomes a step (default: the
         step as text). The first policy is step 0, and each batch trained on makes the next. A step
@@ -206,9 +206,9 @@ class Client:
         Redis loses the publication, this client says it again. Raises ContractError for a wrong
         step or version, SettingsError when it was published for another step.
         """
-        version = str(step) if weight_version is None else weight_version
         from rollq.client.producing.producer import PolicyPublication
 
+        version = str(step) if weight_version is None else weight_version
         self._producer.publish(PolicyPublication(self._versions, step, version))
 
     def published(self) -> Published | None:
@@ -237,8 +237,8 @@ class Client:
         handed out again when the client is closed, or a minute after the loop ends; with a `name`,
         at once to the next process that uses it. A batch has groups of one purpose only, so a
         trainer gets no eval groups. Keep `groups` at or below the producer's `submit(ahead=)`, or
-        the two wait for each other. `timeout` and `exact` are those of `Consumer.next`, the others
-        those of `consumer`.
+        the two wait for each other. `timeout` (in seconds) and `exact` are those of
+        `Consumer.next`, the others those of `consumer`.
         """
         check_wanted(groups, timeout)
         consumer = self.consumer(
@@ -273,10 +273,10 @@ class Client:
 
         `name`: the consumer goes on where the last process with this name stopped. It takes over
         its unacknowledged batches at once, in order and as they were, and that process gets NotHeld
-        from then on. `step`: the step of the last batch that the trainer's checkpoint holds. The
-        batches up to it are acknowledged first, so that the trainer gets exactly what it had
-        trained on after the checkpoint, then new groups. Raises LedgerError when a later batch was
-        acknowledged already.
+        from then on. `step`: the step of the last batch that the trainer's checkpoint holds.
+        Batches up to it are acknowledged; then come those that were trained on after the
+        checkpoint, and then new groups. Raises LedgerError when a later batch was acknowledged
+        already.
 
         `where`: the filter of dynamic sampling: `"unequal_rewards"`, an import path
         `"module:function"`, or a function of a `Group`. A group for which it is False is skipped
@@ -286,9 +286,8 @@ class Client:
         When one of them fails, `next` raises FunctionError, and the next call gets the same groups.
         Raises SettingsError for a function that is not there.
 
-        `extras`: names of arrays beside the journals, which `trajectory.extras` has then, of the
-        episodes that have them. Others are not fetched. Raises ContractError for what is no list of
-        names.
+        `extras`: names of the arrays to fetch into `trajectory.extras`, where an episode has them.
+        Raises ContractError unless it is a list of names.
 
         `track`: a tracker that is told of each batch, `"NAME[:PROJECT[:ROLLOUTS]]"` or a `Tracker`
         (docs/trackers.md).
@@ -313,7 +312,7 @@ class Client:
             pause=self._pause,
             tracking=self._trackers.use(track),
         )
-        self._open.add(consumer)
+        self._open_children.add(consumer)
         return consumer
 
     def episodes(self, keep_steps: int) -> Episodes:
@@ -326,7 +325,7 @@ class Client:
         from rollq.client.episodes import Episodes
 
         episodes = Episodes(self._ledger, self._producer, keep_steps)
-        self._open.add(episodes)
+        self._open_children.add(episodes)
         return episodes
 
     def evaluate(
@@ -338,7 +337,7 @@ class Client:
         name: str | None = None,
         track: str | Tracker | None = None,
     ) -> Evaluation:
-        """Play each task k times in the background, and keep the result with the run.
+        """Plays each task k times in the background, and keeps the result with the run.
 
         It is an evaluation of `version`, of the version that the tasks are pinned to
         (`Job.weight_version`), or of the one that is published now. Without a pin, tokens that
@@ -359,11 +358,11 @@ class Client:
         evaluation = begin(
             self._reader, self._producer, self.published, list(tasks), k, version, name, tracking
         )
-        self._open.add(evaluation)
+        self._open_children.add(evaluation)
         return evaluation
 
     def solve_rates(self) -> SolveRates:
-        """Solve rates of tasks, by which a `rollq.training.mixture.Mixture` rests them."""
+        """Solve rates of tasks, for a `rollq.training.mixture.Mixture` that rests solved ones."""
         from rollq.client.solve_rates import SolveRates
 
         return SolveRates(self._ledger, self._producer, self._retry)
@@ -390,7 +389,7 @@ class Client:
         return self._retry(lambda: self._reader.group_states(groups))
 
     def explain(self, wanted: int) -> str:
-        """Explain the wait for so many groups, with a remedy; empty while they are only being
+        """Explains the wait for so many groups, with a remedy; empty while they are only being
         played.
         """
         from rollq.client.waits import explain
@@ -398,7 +397,7 @@ class Client:
         return explain(self._reader, Purpose.TRAIN, wanted=wanted)
 
     def set_engines(self, name: str, urls: Iterable[str]) -> None:
-        """Make these the engines of workers that were started with `--engine redis:NAME`, in every
+        """Makes these the engines of workers that were started with `--engine redis:NAME`, in every
         run.
         """
         from rollq.ledger.workers.engine_addresses import set_addresses
@@ -410,7 +409,7 @@ class Client:
         return self._retry(lambda: self._reader.dead(limit))
 
     def requeue(self, job_ids: Iterable[str]) -> None:
-        """Queue dead jobs again, without their failures. Groups that were dropped for them come
+        """Queues dead jobs again, without their failures. Groups that were dropped for them come
         back.
 
         Raises LedgerError for the first job that is not dead, or whose group is handed out without
@@ -422,7 +421,7 @@ class Client:
     def cancel(
         self, job_ids: Iterable[str] | None = None, *, group: str | None = None, run: bool = False
     ) -> None:
-        """End queued and running jobs as dead, of class cancelled: these jobs, the unfinished
+        """Ends queued and running jobs as dead, of class cancelled: these jobs, the unfinished
         members of a group, or those of the whole run, which takes no more groups then.
 
         Workers stop playing them within seconds. A group is then ready if it has `min_viable`
@@ -447,22 +446,20 @@ class Client:
         are 0 for a run that is not `known`, and the log says so once.
         """
         stats = self._retry(self._reader.stats)
-        if not stats["known"] and not self._said_unknown:
+        if not stats["known"] and not self._warned_of_unknown_run:
             from rollq.client.waits import warn_of_unknown_run
 
-            self._said_unknown = True
+            self._warned_of_unknown_run = True
             self._retry(lambda: warn_of_unknown_run(self._reader))
         return stats
 
     def close(self) -> None:
-        """Close its consumers, evaluations and trackers, too. A closed client refuses every call
-        (ClientClosed).
-        """
+        """Closes its consumers, evaluations and trackers too. Later calls raise ClientClosed."""
         if self._closing.is_set():
             return
         self._closing.set()
-        for each in list(self._open):
-            each.close()
+        for child in list(self._open_children):
+            child.close()
         self._trackers.close()
         self._producer.close()
         self._broker.close()

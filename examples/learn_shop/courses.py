@@ -43,7 +43,7 @@ SHOP = Options(
     held_out=100,
     slots=128,
 )
-"""Of a pretrained policy of about 100 million weights."""
+"""Options of a pretrained policy of about 100 million weights."""
 Say = Callable[[str], None]
 
 
@@ -127,7 +127,7 @@ def load(folder: Path, where: str) -> PreTrainedModel:
 
 
 def device(options: Options) -> str:
-    """Where the trainer computes. The tiny policy learns on the CPU everywhere."""
+    """Device of the trainer. The tiny policy learns on the CPU everywhere."""
     return "cuda" if options.bf16 else "cpu"
 
 

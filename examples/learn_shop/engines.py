@@ -31,7 +31,8 @@ MEMORY = "0.3"
 
 
 def threads(options: Options) -> int:
-    """On policy, trainer and engine take turns; else they share the cores."""
+    """Threads of the trainer. On policy, trainer and engine take turns; else they share the cores.
+    """
     return 1 if options.staleness else CORES
 
 

@@ -34,16 +34,19 @@ class Request:
     max_new_tokens: int
     stop_ids: frozenset[int]
     temperature: float = 1.0
-    """0.0: the likeliest token, with its logprob at temperature 1."""
+    """Temperature of the samples. 0.0 takes the likeliest token, with its logprob at temperature 1.
+    """
     seed: int | None = None
-    """The same seed, prompt and weights give the same tokens, whatever else runs."""
+    """Seed of the samples: the same one, with the same prompt and weights, gives the same tokens,
+    whatever else runs.
+    """
     reply: "Future[dict[str, Any]]" = field(default_factory=Future)
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[str] = field(default_factory=list)
     """The weight version of each sampled token."""
     slot: int | None = None
-    """Its place in `Slots` while it runs."""
+    """Place in `Slots` while it runs."""
     cached: int = 0
 
 

@@ -26,7 +26,9 @@ from rollq_worker.environments import domain
 
 WARM_UP, CLIP = 5, 0.2
 WAIT_S = 1200.0
-"""For a batch or an evaluation. A pretrained policy plays it in many minutes on two cores."""
+"""Longest wait for a batch or an evaluation. A pretrained policy plays it in many minutes on two
+cores.
+"""
 
 RUN = "learn"
 Change = Callable[[Rows], Rows]
@@ -154,7 +156,7 @@ def evaluate(client: Client, options: Options) -> Evaluation:
 
 
 def held_out(evaluation: Evaluation | None) -> dict[str, Any]:
-    """Its mean reward."""
+    """Mean reward of an evaluation."""
     if evaluation is None:
         return {}
     return {"held_out": fmean(task.reward for task in evaluation.result(timeout=WAIT_S).tasks)}

@@ -49,7 +49,7 @@ def warm_start(
 
 
 def likelihood_loss(rows: Rows, logprobs: Tensor) -> Tensor:
-    """Of each sampled token."""
+    """Loss of each sampled token."""
     return -logprobs[rows.mask]
 
 

@@ -31,7 +31,7 @@ class Group:
     id: str
     """Unique in its run. A group that is handed out again keeps its id."""
     seq: int
-    """Its place in the order of submission."""
+    """Place in the order of submission."""
     size: int
     """Number of samples that were asked for."""
     trajectories: Sequence[Trajectory]
@@ -106,7 +106,7 @@ class Batch:
     """
     acknowledged: bool = field(default=False, init=False)
     _group_ids: frozenset[str] = field(init=False, repr=False)
-    """With those that were skipped since."""
+    """Ids of the groups, with those that were skipped since."""
 
     def __post_init__(self) -> None:
         self._group_ids = frozenset(group.id for group in self.groups)

@@ -34,7 +34,7 @@ class Stop(StrEnum):
     ABORTED = "aborted"
     """Cancelled from outside. Never trained."""
     FAILED = "failed"
-    """Its attempts are spent; see `failure`. Never trained."""
+    """Attempts are spent; see `failure`. Never trained."""
 
 
 GRADED = frozenset({Stop.DONE, Stop.TURNS, Stop.LENGTH, Stop.MALFORMED})
@@ -130,8 +130,8 @@ class Sampled(DeferredTexts):
     temperature than the job's.
     """
     experts: Extra | None = None
-    """Of jobs with `routed_experts`: the experts of the trace's tokens that have no row yet, but
-    for the last sampled one, which the engine never read. `rollq.wire.routed_experts` joins them.
+    """Experts of the trace's tokens that have no row yet, for jobs with `routed_experts`. They lack
+    the last sampled one, which the engine never read. `rollq.wire.routed_experts` joins them.
     """
 
 
@@ -170,7 +170,7 @@ class Observed(DeferredTexts):
     seconds: float = 0.0
     """Seconds that they took, the user's answer included."""
     trace: int | None = None
-    """As `Sampled.trace`."""
+    """Trace as in `Sampled.trace`."""
 
     @property
     def reward(self) -> float | None:
@@ -188,8 +188,8 @@ class Acted(DeferredTexts):
     """
 
     action: Mapping[str, Json]
-    """As in `Observed.actions`. The first one, which opens the episode, has the name "" and no
-    arguments.
+    """Action as in `Observed.actions`. The first one, which opens the episode, has the name "" and
+    no arguments.
     """
     text: str
     """The observation."""
@@ -206,7 +206,7 @@ class Replied(DeferredTexts):
     """
 
     model: str
-    """Its name in `Job.models`."""
+    """Name of the model in `Job.models`."""
     request: str
     """Digest of the conversation and of the options that it answers."""
     ids: array[int]

@@ -109,7 +109,7 @@ def files_by_hash(shown: Iterable[ImageRef], data: bytes, job_id: str) -> dict[s
 
 
 def images_of_segments(trajectory: Trajectory) -> list[list[bytes]]:
-    """For each row of `trajectory.segments()`: the files of its images, in the order of their
+    """Files of the images of each row of `trajectory.segments()`, in the order of their
     placeholders.
 
     A trainer makes pixel values of them with the model's own image processor. Raises ContractError

@@ -150,7 +150,7 @@ class Job(Identified):
     group: str = ""
     """The group (the n samples of one task) it belongs to, unique in the run."""
     sample: int = 0
-    """Its place in the group, from 0."""
+    """Place in the group, from 0."""
     env: str
     """An environment's name: `shop`, `tau2:retail`, ..."""
     split: str = "train"

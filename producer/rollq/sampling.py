@@ -118,8 +118,8 @@ PARAMETERS: dict[str, tuple[Check, str]] = {
     "logit_bias": (_biases, 'numbers by token id, {"17": -2.5}'),
     "sampling_seed": (_whole(0, 2**63 - 1), "a whole number of at least 0"),
 }
-"""For each parameter, by SGLang's name (srt/sampling/sampling_params.py): the check of its value,
-and what the value must be, in words.
+"""Check of each parameter's value, and the values that it takes in words, by SGLang's name
+(srt/sampling/sampling_params.py).
 """
 
 

@@ -173,7 +173,7 @@ def processes(text: str) -> int:
 
 
 def _cores() -> int:
-    """At least 1. A container's limit counts, where it is one of cgroups v2."""
+    """Number of cores, at least 1. A container's limit counts, where it is one of cgroups v2."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     with suppress(OSError, ValueError):  # "max": no limit

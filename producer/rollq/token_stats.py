@@ -37,8 +37,8 @@ class TokenStats:
     each time it is sent.
     """
     kept_tokens: int = 0
-    """Of the sent tokens, those that the engine had seen or sampled before in the same place: in a
-    trace, all but the bridges.
+    """Sent tokens that the engine had seen or sampled before in the same place: in a trace, all but
+    the bridges.
     """
     traces: int = 0
     malformed_turns: int = 0
@@ -48,7 +48,7 @@ class TokenStats:
     reencoded_turns: int = 0
     """Number of turns whose text was encoded again, all of one job in REENCODE_EVERY."""
     drifted_turns: int = 0
-    """Of the reencoded turns, those that became other tokens."""
+    """Reencoded turns that became other tokens."""
     version_breaks: int = 0
     """Number of times that older weights came back in a trajectory after newer ones."""
     changed_prompts: int = 0
@@ -121,8 +121,8 @@ def is_reencoded(job_id: str) -> bool:
 
 
 def changed_prompts(events: Iterable[Event]) -> Iterator[str]:
-    """For each trace that goes on with an earlier one's conversation under another system prompt:
-    the words that differ.
+    """The words that differ, for each trace that goes on with an earlier one's conversation under
+    another system prompt.
     """
     earlier = deque[Prompt](maxlen=RECENT)
     for event in events:
@@ -156,7 +156,8 @@ def _difference(was: str, now: str) -> str:
 
 
 def _version_breaks(trajectory: Trajectory) -> int:
-    """In the order in which tokens were sampled, which is not that of the traces."""
+    """Number of breaks in the order in which tokens were sampled, which is not that of the traces.
+    """
     breaks, current = 0, ""
     earlier: set[str] = set()
     for event in trajectory.events:

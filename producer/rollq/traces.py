@@ -22,7 +22,7 @@ class _Trace:
     sampled: int
     """The place of its last sampled event so far."""
     answers: list[Message]
-    """Its finished turns."""
+    """The trace's finished turns."""
     kind: Kind = "helper"
 
     @property

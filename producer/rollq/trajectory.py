@@ -46,11 +46,11 @@ class Header:
     env_version: str = ""
     """The environment's package and version."""
     task_hash: str = ""
-    """Of the task's content (`Task.hash`)."""
+    """Hash of the task's content (`Task.hash`)."""
     template_hash: str = ""
-    """Of the chat template and what else shapes a prompt."""
+    """Hash of the chat template and what else shapes a prompt."""
     tokenizer_hash: str = ""
-    """Of the vocabulary and its rules."""
+    """Hash of the vocabulary and its rules."""
     history: str = "keep"
     """`keep`: append-only. `template`: an edge that rewrites history opens a new trace."""
     template_kwargs: Mapping[str, Json] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Segment:
 
     @property
     def messages(self) -> list[Message]:
-        """Its finished turns, and what answered them."""
+        """The finished turns, and the messages that answered them."""
         return [*_answers(self.events)]
 
     @cached_property
@@ -278,8 +278,8 @@ class Trajectory:
 
     @cached_property
     def conversations(self) -> list[list[Message]]:
-        """For each trace, in OpenAI's form, its prompt and its finished turns with what answered
-        them.
+        """The conversation of each trace in OpenAI's form: its prompt, its finished turns, and the
+        messages that answered them.
         """
         return [[*prompt.messages, *_answers(response)] for prompt, response in self.trace_events()]
 
@@ -344,8 +344,8 @@ class Trajectory:
         return [segment for segment in segments if any(each is segment for each in chosen)]
 
     def trace_events(self) -> list[tuple[Prompt, list[Sampled | Observed]]]:
-        """For each trace, its prompt and what follows it. The events of several traces may be
-        recorded in turns.
+        """Each trace as its prompt and the events that follow it. The events of several traces may
+        be recorded in turns.
         """
         traces: list[tuple[Prompt, list[Sampled | Observed]]] = []
         for event in self.events:

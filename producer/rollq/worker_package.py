@@ -1,5 +1,4 @@
-"""Where rollq reaches for rollq_worker, the other half of the distribution. Nothing else of rollq
-does.
+"""Imports of rollq_worker, the other half of the distribution. Nothing else of rollq imports it.
 
 It is a late import by name, because rollq never depends on it: a trainer's machine may have none of
 the packages that a worker needs, and commands do there what they can without them.

@@ -69,7 +69,9 @@ def page(
 
 
 def as_json(value: Any) -> str:
-    """As the record of an exported file is written. Numbers that JSON cannot say become texts."""
+    """The value as records of exported files are written. Numbers that JSON cannot say become
+    texts.
+    """
     try:
         return ascii_json(value)
     except ValueError:
@@ -232,7 +234,7 @@ def _name(call: Mapping[str, Any]) -> str:
 
 
 def _arguments(call: Mapping[str, Any]) -> str:
-    """As the message has them, which is JSON where the model wrote JSON."""
+    """Arguments as the message has them, which is JSON where the model wrote JSON."""
     arguments = (call.get("function") or {}).get("arguments")
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 

@@ -43,7 +43,7 @@ class ExportedFile:
         self._starts: dict[str, int] = {}
         """Byte at which the line of each row begins, by the row's key."""
         self._rows: dict[str, dict[str, Row]] = {}
-        """By run, then by key."""
+        """Rows by run, then by key."""
         self._version = 0
         self._last: Head | None = None
         self._heads: Iterator[Head] = iter(())

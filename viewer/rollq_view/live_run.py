@@ -55,7 +55,7 @@ class LiveRun:
         self._trouble = ""
         """Why the last look found nothing new."""
         self._looked_at = self._read_at = float("-inf")
-        """When it was looked last, and when last without trouble."""
+        """Times of the last look, and of the last one without trouble."""
 
     def _forget(self) -> None:
         self._rows: dict[str, Row] = {}

@@ -1,5 +1,5 @@
-"""Where rollouts come from: a Redis with runs, or an exported file. The server knows nothing else
-of either.
+"""The place that rollouts come from: a Redis with runs, or an exported file. The server knows
+nothing else of either.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ class Listing:
     """A run's rollouts as they are known now."""
 
     rows: Mapping[str, Row]
-    """By key, in their order."""
+    """Rows by key, in their order."""
     version: int
     """Changes when a row does."""
     groups: Mapping[str, str] = field(default_factory=dict)
@@ -28,8 +28,8 @@ class Listing:
 
 
 class Place(Protocol):
-    """Its methods may be called from several threads. They raise RollqError, whose text is for
-    people.
+    """A source of rollouts. Its methods may be called from several threads. They raise RollqError,
+    whose text is for people.
     """
 
     title: str
@@ -48,5 +48,5 @@ class Place(Protocol):
         ...
 
     def requeue(self, run: str, job_id: str) -> None:
-        """Play a dead job again."""
+        """Plays a dead job again."""
         ...

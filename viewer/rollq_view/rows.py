@@ -24,7 +24,7 @@ class Row:
     """One rollout, finished or not."""
 
     key: str
-    """Its name within the run or file: the job's id, with `#2` behind it for the second line of the
+    """Name within the run or file: the job's id, with `#2` behind it for the second line of the
     same job.
     """
     job: str

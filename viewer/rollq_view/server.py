@@ -31,7 +31,7 @@ HOST = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d{1,5})?", re.ASCII)
 TOKEN = "X-Rollq-Token"
 """Header with the token of the session."""
 SCRIPTS = ("text.js", "turns.js", "rollout.js", "tables.js", "run.js", "view.js")
-"""In the order in which they are loaded."""
+"""Scripts in the order in which they are loaded."""
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "

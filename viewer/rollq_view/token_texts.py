@@ -19,9 +19,9 @@ COMPARED = 40
 
 
 def load_texts(tokenizer: str | None) -> Texts:
-    """By a tokenizer that was named, or else by the one that rollq ships, which is loaded at its
-    first use. Gives no texts where the worker's package, or a package that it needs, is not
-    installed.
+    """Texts of tokens by a tokenizer that was named, or else by the one that rollq ships, which is
+    loaded at its first use. Gives no texts where the worker's package, or a package that it needs,
+    is not installed.
 
     Raises RollqError for a tokenizer that was named and cannot be loaded.
     """

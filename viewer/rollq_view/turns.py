@@ -50,11 +50,11 @@ class Turn:
     text: str = ""
     """The engine's text of a turn without a message."""
     reward: float | None = None
-    """Of its actions, where the environment gave them one."""
+    """Reward of its actions, where the environment gave them one."""
     opens: Opening | None = None
     """The trace that it is the first turn of, where each is a conversation of its own."""
     number: int = 0
-    """Of the turn in the episode."""
+    """Number of the turn in the episode."""
     asked: dict[str, Any] = field(default_factory=dict)
     """Options of an agent program's request."""
     notes: dict[str, Any] = field(default_factory=dict)

@@ -59,7 +59,7 @@ class Compose:
     env: Mapping[str, str] = field(default_factory=dict)
     folder: str | None = None
     services: Mapping[str, Service] = field(default_factory=dict)
-    """By their names, after those on which they depend."""
+    """Services by name, each after those on which it depends."""
 
 
 def read_compose(path: Path, folder: Path) -> Compose:
@@ -178,7 +178,7 @@ def _order(path: Path, services: Mapping[str, Mapping[str, Any]]) -> Sequence[st
 
 
 def _healthcheck(path: Path, settings: Mapping[str, Any]) -> Healthcheck | None:
-    """As docker compose has it: the first check comes after one interval."""
+    """A health check in docker compose's sense: the first one comes after one interval."""
     test = settings.get("test", ["NONE"])
     if settings.get("disable") or test == ["NONE"]:
         return None

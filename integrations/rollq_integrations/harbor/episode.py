@@ -41,8 +41,8 @@ counts.
 LARGEST_REWARD = 1 << 53
 """Every number that tests write is smaller."""
 NO_GRADE = 125
-"""From this exit code on a command was not found, cannot run, or was killed; Podman says 125 where
-it cannot start one.
+"""Smallest exit code of a command that was not found, cannot run, or was killed. Podman says 125
+where it cannot start one.
 """
 SHOWN_CHARACTERS = 4000
 """Number of characters of the tests' output that the grade's info has."""

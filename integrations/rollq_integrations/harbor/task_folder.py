@@ -99,7 +99,7 @@ class TaskFolder:
     path: Path
     place: SandboxSpec
     services: Mapping[str, Service] = field(default_factory=dict)
-    """By their names, after those on which they depend."""
+    """Services by name, each after those on which it depends."""
     healthcheck: Healthcheck | None = None
     tests_place: SandboxSpec | None = None
     """A container of their own for the tests."""

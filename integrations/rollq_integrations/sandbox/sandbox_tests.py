@@ -243,7 +243,7 @@ class SandboxTests:
             _is_alive(box)
 
     def test_a_command_has_its_user(self) -> None:
-        """Where there is an image: the sandbox's own system may have one user alone."""
+        """Needs an image: the sandbox's own system may have one user alone."""
         if self.spec.image:
             with self._box() as box:
                 _equal(_sh(box, "id -un", user="nobody"), ("nobody\n", 0))

@@ -19,7 +19,7 @@ TOOLS: Mapping[str, tuple[tuple[str, ...], str, str]] = {
         "Runs a Python program and returns what it prints.",
     ),
 }
-"""For each tool its program, the name of its argument, and its description."""
+"""Program of each tool, the name of its argument, and its description."""
 
 
 def commands(*names: str, sandbox: Callable[[], Sandbox]) -> Callable[[], Tools]:

@@ -180,8 +180,8 @@ def _numbers(versions: Sequence[str | None], steps: Mapping[str, int]) -> list[s
 
 
 def reward_post_process(args: Any, samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
-    """For slime's --custom-reward-post-process-path: the rewards as they are, and normalised in
-    each group.
+    """The rewards as they are, and normalised in each group, for slime's
+    --custom-reward-post-process-path.
 
     slime's own way reshapes the rewards by place, which is wrong once an episode is several
     samples. Here an episode counts once in its group, and all its samples get its value: r - mean,

@@ -308,7 +308,7 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
             )
 
     def _rows(self, batch: Batch, arrays: Any) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        """For each row of the arrays its number, its length and the fields of any sample of TRL."""
+        """Number and length of each row of the arrays, and the fields of any sample of TRL."""
         assert self._temperature is not None  # `start` saw to it
         segments = (
             segment

@@ -21,7 +21,7 @@ SERIES = "0.4"
 
 
 def installed() -> str:
-    """Its version. Raises JobFailure without the package, and for other series of it."""
+    """Version of the package. Raises JobFailure without the package, and for other series of it."""
     try:
         version = metadata.version("verifiers")
     except metadata.PackageNotFoundError:
@@ -76,7 +76,7 @@ class OwnLoop:
             return other.submit(self._loop.run_until_complete, work).result()
 
     def close(self, last: Coroutine[Any, Any, None] | None = None) -> None:
-        """Do the last work, if there is any, and close the loop."""
+        """Does the last work, if there is any, and closes the loop."""
         try:
             if last is not None:
                 self.wait(last)

@@ -19,7 +19,7 @@ class Toolsets:
         self._trace = trace
         self._toolsets = type(task).toolsets(task.config)
         self._tools: dict[str, tuple[Any, str]] = {}
-        """For each name that the policy sees, the server and the name there."""
+        """Server of each name that the policy sees, and the name there."""
 
     async def open(self) -> list[Json]:
         """Sets the toolsets up and returns the schemas of their tools. Raises JobFailure for two

@@ -65,7 +65,7 @@ class Episodes:
         self._retry = RetryLoop(wait=self._pause)
         self._new: queue.SimpleQueue[_Wanted | None] = queue.SimpleQueue()
         self._waiting: dict[str, list[_Wanted]] = {}
-        """By group."""
+        """Waiting callers by group."""
         self._fetched: dict[str, int] = {}
         """The step of each episode that was handed on and is not acknowledged, by group."""
         self._step = -1

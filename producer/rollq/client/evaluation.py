@@ -134,8 +134,8 @@ class Collector:
         return [one.reward for task in self._results.values() for one in task.tries]
 
     def check(self) -> None:
-        """For before the submission. Raises SettingsError when an evaluation of other tasks has the
-        same name.
+        """Raises SettingsError when an evaluation of other tasks has the same name. Call it before
+        the submission.
         """
         self._load()
 

@@ -21,7 +21,7 @@ class StepMetrics:
     step: int
     """`Batch.step`; of an evaluation, the step of its weights."""
     numbers: Mapping[str, float]
-    """By name; docs/trackers.md has them all. One that is not known is not there."""
+    """Metrics by name; docs/trackers.md has them all. One that is not known is left out."""
     rollouts: Sequence[Mapping[str, str | float]]
     """Rows of a table: job, task, reward, stop, turns, and the conversation as text."""
 

@@ -112,7 +112,7 @@ class Tracking:
         self._put(f"step {batch.step}", partial(self._log, replace(batch), time.time()))
 
     def add_result(self, result: Result) -> None:
-        """Of an evaluation of a version. Returns at once."""
+        """Sends the metrics of an evaluation of a version. Returns at once."""
         self._put(f"the evaluation of {result.version}", partial(self._log_result, result))
 
     def _put(self, what: str, act: Callable[[], None]) -> None:

@@ -62,7 +62,7 @@ class WaitLog:
         self._explain = explain
         self._next = time.monotonic() + FIRST_S
         self._said: dict[str, float] = {}
-        """When each explanation was logged last."""
+        """Time at which each explanation was logged last."""
 
     def log_when_due(self) -> None:
         """Called between two tries. Logs the explanation when it is due."""

@@ -183,7 +183,7 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _say_what_stays(args: argparse.Namespace, reader: LedgerReader, result: Result) -> None:
-    """On stderr: how to play dead tries again, and how to free the trajectories in Redis."""
+    """Prints on stderr how to play dead tries again, and how to free the trajectories in Redis."""
     name = args.run_name
     if not result.complete:
         missing = result.size * len(result.left_out)

@@ -43,7 +43,7 @@ class SubmitKeys(TaskKeys):
     policy.
     """
     max_running: int | None = None
-    """With max_staleness, most groups that are being played."""
+    """Most groups that are played at a time, with max_staleness."""
     max_failures: Mapping[str, int] = field(default_factory=dict)
     """Number of failures of a class that makes a job dead, pinned for the whole run by its first
     submission.

@@ -13,8 +13,8 @@ from typing import Any
 
 Record = Any
 Changes = Mapping[str, bytes | None]
-"""By a record's name: the digest of a record that differs from the shared database, or None when it
-was deleted.
+"""Digest of each record that differs from the shared database, by the record's name. None for one
+that was deleted.
 """
 
 

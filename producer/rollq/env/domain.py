@@ -17,7 +17,7 @@ class Task:
     hash: str
     """Changes whenever the task's content does."""
     instruction: str
-    """For a simulated user: who they are and what they want."""
+    """Text for a simulated user: who they are and what they want."""
     opening: str
     """The scripted user's first message; unique in the domain."""
     replies: Sequence[str]

@@ -41,7 +41,7 @@ class Action:
     name: str
     """The tool's name, as the policy wrote it: it may not exist."""
     arguments: Mapping[str, Json] = field(default_factory=dict)
-    """As the policy wrote them: checked against no schema."""
+    """Arguments as the policy wrote them: no schema was applied."""
     unclosed: bool = field(default=False, compare=False)
     """The turn ended where the call's end tag belongs. Such calls are carried out and counted."""
 
@@ -120,7 +120,7 @@ class Tools(Protocol):
     """
 
     schemas: Sequence[Json]
-    """In OpenAI's form."""
+    """Schemas of the tools in OpenAI's form."""
 
     def call(self, action: Action) -> str:
         """The tool's answer. Raises EnvironmentFailure."""

@@ -29,7 +29,7 @@ class Episode:
     """Argument of an agent function."""
 
     base_url: str
-    """For an OpenAI client, up to and including `/v1`."""
+    """Base address for an OpenAI client, up to and including `/v1`."""
     api_key: str
     model: str
     messages: Sequence[Message]

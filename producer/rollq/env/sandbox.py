@@ -43,7 +43,7 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables of all commands."""
     folder: str | None = None
-    """Where commands begin, in place of the image's folder. It is one of the image's, or of
+    """Folder where commands begin, in place of the image's. It is one of the image's, or of
     `folders`.
     """
     folders: Sequence[str] = ()

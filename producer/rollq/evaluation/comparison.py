@@ -33,7 +33,7 @@ class Comparison:
     reward: Estimate
     """The difference of mean rewards, paired by task."""
     pass_hat_k: dict[int, Estimate]
-    """The same for pass^k, up to the smaller number of tries."""
+    """The difference of pass^k, by k up to the smaller number of tries."""
     better: Sequence[Change]
     """Largest change first."""
     worse: Sequence[Change]

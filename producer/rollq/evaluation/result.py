@@ -35,7 +35,7 @@ class TaskResult:
     split: str
     task: int
     tries: Sequence[Try]
-    """By sample: try i is the job `run/group/i`."""
+    """Tries by sample: try i is the job `run/group/i`."""
     versions: Mapping[str, int]
     """Number of tokens that each weight version sampled, by the engine's names."""
 
@@ -97,13 +97,13 @@ class Result:
 
     run: str
     name: str
-    """Its name in the run; empty for the evaluation that a run of its own is."""
+    """Name in the run. Empty if the whole run is the evaluation."""
     version: str | None
-    """The weight version that it is meant to be an evaluation of; None: of whatever sampled."""
+    """The weight version that it is meant to evaluate. None if it may be any."""
     size: int
     """Tries at each task."""
     tasks: Sequence[TaskResult]
-    """In the order in which they were given."""
+    """Results of the tasks in the order in which they were given."""
     left_out: Sequence[str] = ()
     """Groups of the tasks with a dead try. They have too few tries, so they are in no number."""
     dead: int = 0
@@ -124,7 +124,7 @@ class Result:
 
     @property
     def pass_hat_k(self) -> dict[int, Estimate]:
-        """By k up to `size`: the chance that k tries at a task all succeed."""
+        """The chance that k tries at a task all succeed, by k up to `size`."""
         estimates = {k: estimate(self.pass_hat(k)) for k in range(1, self.size + 1)}
         return {k: value for k, value in estimates.items() if value}
 

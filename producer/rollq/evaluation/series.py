@@ -18,14 +18,16 @@ class Point:
     """The step of its weights, where that is known."""
     result: Result
     difference: Estimate | None
-    """Of rewards, from the one that the series is compared with; None where their tasks differ."""
+    """Difference of rewards from the result that the series is compared with. None where their
+    tasks differ.
+    """
 
 
 def series(
     results: Iterable[Result], steps: Mapping[str, int], before: Result | None
 ) -> list[Point]:
-    """By step, and those of one step by name. `steps`: of weight versions. `before`: what they are
-    compared with.
+    """The points of a series by step, those of one step by name. `steps` are those of weight
+    versions. The results are compared with `before`.
     """
     points = []
     for result in results:

@@ -34,8 +34,8 @@ class Fact:
     """A field of the record."""
 
     read: Callable[[Trajectory], Any]
-    """Its value. None leaves out a field that is optional. Raises ContractError when a text in
-    Redis cannot be read.
+    """The fact's value. None leaves out a field that is optional. Raises ContractError when a text
+    in Redis cannot be read.
     """
     accepts: Callable[[Any], bool]
     """True for a value that the field may have."""

@@ -48,14 +48,14 @@ class Head(NamedTuple):
     """A line without its messages and tokens, which are nearly all of it."""
 
     number: int
-    """Of the line, from 1."""
+    """Number of the line, from 1."""
     start: int
     """Byte at which the line begins."""
     end: int
     """Byte behind the line."""
     fields: dict[str, Any]
-    """At least the fields of `Facts` that the record has, and `sampled` (tokens) where the mask
-    says it. Empty for a line that cannot be read.
+    """Fields of the record, with at least those of `Facts` that it has, and `sampled` (tokens)
+    where the mask says it. Empty for a line that cannot be read.
     """
     fault: str
     """Why the line cannot be read, else empty."""

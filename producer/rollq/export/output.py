@@ -82,7 +82,7 @@ class TrajectoryFile:
         self.repeated = 0
         """Trajectories that were in the file already and were not written again."""
         self.run_began: Callable[[], float] = lambda: inf
-        """When the run was first submitted to, Unix seconds. It tells an episode of this run from
+        """Unix time at which the run was first submitted to. It tells an episode of this run from
         one of an earlier run of that name.
         """
         self._fd = _open(path)

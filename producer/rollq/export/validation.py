@@ -23,11 +23,11 @@ class Checked(NamedTuple):
     """One trajectory of a file, or a part of the file that could not be read."""
 
     where: str
-    """For people: `line 12`."""
+    """Place for people, such as `line 12`."""
     job: str
     """Empty when it could not be read."""
     faults: Sequence[str]
-    """In words; empty when all is well."""
+    """Faults in words. Empty when all is well."""
     share: float
     """Part of the file up to its end, from 0.0 to 1.0."""
 

@@ -47,8 +47,8 @@ def check_names(names: Sequence[str], where: str = "") -> None:
 def read_extras(
     scripts: Scripts, job_ids: Sequence[str], names: Sequence[str]
 ) -> list[dict[str, Extra] | ContractError]:
-    """Of each done job, the arrays of these names (`check_names`) that it has, or why they cannot
-    be read.
+    """Arrays of these names (`check_names`) that each done job has, or the error of unreadable
+    ones.
 
     Raises LedgerError, and UnknownSchema when another version of rollq wrote one of them.
     """

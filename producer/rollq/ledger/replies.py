@@ -98,11 +98,11 @@ class Refusal:
     to other workers.
     """
     not_before: float | None = None
-    """For `early`: Unix time on Redis's clock from which it may be claimed. The job is sent again
-    by then.
+    """Unix time on Redis's clock from which an `early` job may be claimed. The job is sent again by
+    then.
     """
     detail: str = ""
-    """For `unreadable`, `tokenizer` and `schema`: what is wrong, and the remedy."""
+    """Fault and remedy for `unreadable`, `tokenizer` and `schema`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class TakenGroup:
     handed: int = 0
     """Number of times that it was handed out before."""
     started: int | None = None
-    """As `Group.started_step`."""
+    """Step of `Group.started_step`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ class SolveRateStore:
         self._scripts.call("keep_field", "solved", task, blob)
 
     def latest(self) -> dict[str, Rate]:
-        """By task."""
+        """Latest rates by task."""
         blobs = self._scripts.command("hgetall", self._latest)
         rates = {}
         for task, blob in blobs.items():

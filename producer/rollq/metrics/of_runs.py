@@ -26,7 +26,7 @@ MOST_DEAD = 5000
 LOOKED_AT = 100
 """Number of the oldest groups of a state; the stalest is looked for among them."""
 EARLIER = "earlier"
-"""In place of the class of dead jobs before those MOST_DEAD."""
+"""Label of the dead jobs before the latest MOST_DEAD, in place of their class."""
 
 FLEET: dict[str, Metric] = {
     "up": gauge("rollq_ledger_up", "1 when Redis answered, else 0, and nothing below is there."),
@@ -42,7 +42,7 @@ FLEET: dict[str, Metric] = {
         "rollq_live_workers_without_engine", "Number of live workers whose engines are all away."
     ),
 }
-"""Of Redis and of the workers."""
+"""Metrics of Redis and of the workers."""
 RUN: dict[str, Metric] = {
     "queued": gauge("rollq_jobs_queued", "Jobs that wait for a worker, or for a retry.", "run"),
     "leased": gauge("rollq_jobs_leased", "Jobs that are being played.", "run"),
@@ -88,7 +88,7 @@ RUN: dict[str, Metric] = {
         "waiting_for",
     ),
 }
-"""Of each run."""
+"""Metrics of each run."""
 TOTALS: dict[str, Metric] = {
     "submitted": counter("rollq_jobs_submitted", "Jobs that were submitted.", "run"),
     "done": counter("rollq_jobs_done", "Jobs that ended with a grade.", "run"),
@@ -122,7 +122,7 @@ TOTALS: dict[str, Metric] = {
     "turns": counter("rollq_turns", "Turns of graded rollouts.", "run"),
     "sampled_tokens": counter("rollq_sampled_tokens", "Sampled tokens of graded rollouts.", "run"),
 }
-"""Of a run's totals, by their names in `LedgerReader.stats`."""
+"""Metrics of a run's totals, by their names in `LedgerReader.stats`."""
 
 LEDGER_METRICS = (*FLEET.values(), *RUN.values(), *TOTALS.values())
 """All of them."""
@@ -134,7 +134,7 @@ class RunMetrics:
     def __init__(self, connection: Any) -> None:
         self._redis = connection
         self._dead: dict[str, dict[bytes, tuple[float, str]]] = {}
-        """By run: the dead jobs that were looked up, when each died, and its class."""
+        """Dead jobs that were looked up, by run: the time at which each died, and its class."""
 
     def read(self) -> list[Sample]:
         """The current metrics. Without Redis, only that it is away."""

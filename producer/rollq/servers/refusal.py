@@ -121,7 +121,7 @@ def unreached(address: str, error: BaseException) -> str:
 
 
 def of_sentinels(error: MasterNotFoundError) -> redis.ConnectionError:
-    """The same without redis-py's clients, which it shows with all their options;
+    """The error without redis-py's clients, which it shows with all their options.
     AuthenticationError if a Sentinel refused the login.
     """
     text = re.sub(r"(?s)<.*?> - (?=[\w:]*Error)", "", str(error))

@@ -179,6 +179,6 @@ class Address:
 _answered: set[str] = set()
 """Addresses that have answered."""
 _away_since: dict[str, float] = {}
-"""When the first call began that no answer has followed, by address."""
+"""Time at which the first call began that no answer has followed, by address."""
 _warned: dict[str, float] = {}
-"""When an address was last said to be away."""
+"""Time of the last warning that an address is away."""

@@ -41,13 +41,13 @@ class Server:
     """State of Redis: its clock, its memory, and its trouble."""
 
     at: float
-    """Its clock, Unix seconds."""
+    """Redis's clock in Unix seconds."""
     ping_ms: float
     """Milliseconds of one call."""
     used: int | None = None
     """Bytes of memory; None where it does not tell."""
     limit: int | None = None
-    """Its maxmemory in bytes; None: there is none, or it does not tell."""
+    """Redis's maxmemory in bytes. None without one, or if Redis does not tell."""
     trouble: str = ""
     """Why it takes no writes, and the remedy; empty when it does."""
 
@@ -85,7 +85,7 @@ class FleetSnapshot:
 
     @property
     def engines(self) -> Sequence[Engine]:
-        """By address."""
+        """The engines that workers use, by address."""
         uses: dict[str, list[EngineUse]] = {}
         for worker in self.workers:
             for engine in worker.engines:

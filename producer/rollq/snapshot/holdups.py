@@ -49,7 +49,7 @@ ENGINE_REMEDIES = {
         "or publish its own under the name that it has for them"
     ),
 }
-"""By the state of an engine that generates nothing."""
+"""Remedies by the state of an engine that generates nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,7 @@ class RunView:
 
     @property
     def first_failure(self) -> str:
-        """Of jobs that fail again and again, one and its reason; empty when most do not."""
+        """One of the jobs that fail again and again, with its reason. Empty when most do not."""
         failing = self.run.failing
         if not failing or len(failing) * 2 < self.run.looked_at:
             return ""
@@ -409,7 +409,7 @@ CONDITIONS: Mapping[str, Condition] = {
         "`rollq jobs list {v.name}` says why, `rollq jobs requeue {v.name}` plays them again",
     ),
 }
-"""By name, the first cause first."""
+"""Checks by name, the first cause first."""
 
 
 def find_holdup(view: RunView) -> Holdup | None:

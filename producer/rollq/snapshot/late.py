@@ -37,7 +37,7 @@ class LateJob:
     waits_for: str
     """`engine`, `environment.step(...)`, `queue`, and the like."""
     waits_s: float | None
-    """For how many seconds, where that is known."""
+    """Seconds of that wait. None where they are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ OF_JOB = (
 
 @dataclass(frozen=True, slots=True)
 class Indexes:
-    """Where the run's groups and jobs are, read in one round trip."""
+    """The places of the run's groups and jobs, read in one round trip."""
 
     exists: bool
     groups: Mapping[str, str]
@@ -57,12 +57,12 @@ class GroupRecord:
     """A group; a damaged one counts as one member."""
 
     seq: float
-    """Its place in the order of submission."""
+    """Place in the order of submission."""
     members: int
     body: bytes | LedgerError
-    """Its first job, encoded, or why the record cannot be read."""
+    """The group's first job, encoded, or the error of an unreadable record."""
     size: int = 0
-    """Graded members that it needs."""
+    """Graded members that the group needs."""
     graded: int = 0
     purpose: str = ""
     submitted: float | None = None
@@ -89,7 +89,7 @@ class Rollout:
     reason: str
     """Class and reason of its last failure."""
     journaled: bool = False
-    """Of a done job: whether its journal is there."""
+    """True if it is a done job whose journal is there."""
     end: Closed | None = None
     """End of a done job; None when its journal does not say."""
     sampled: int | None = None
@@ -215,7 +215,7 @@ class RolloutReader:
     def _replies(
         self, names: Sequence[str], ask: Callable[[Any, str], object], each: int = 1
     ) -> dict[str, Any]:
-        """Of each name the reply, or as many as are asked for."""
+        """The reply for each name, or a list of `each` replies."""
         pipe = self._pipe()
         for name in names:
             ask(pipe, name)

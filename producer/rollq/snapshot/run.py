@@ -14,7 +14,7 @@ from rollq.ledger.stored import number, text
 from rollq.ledger.workers.time_spent import seconds_spent
 
 PLACES = ("open", "ready", "held")
-"""Where a group is until it is acknowledged or dropped."""
+"""Places of a group until it is acknowledged or dropped."""
 LONGEST_LINE = 160
 """Characters of the reason of a failure that are told."""
 SOME_JOBS = 20
@@ -50,9 +50,9 @@ class RunSnapshot:
     end.
     """
     reaped: float | None = None
-    """When a worker last looked for lost and due jobs."""
+    """Time at which a worker last looked for lost and due jobs."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Of all episodes, by what they waited for."""
+    """Seconds of all episodes, by the part for which they waited."""
     tokenizer: str = ""
     """Hash of the run's tokenizer; empty while it is not pinned."""
     template: str = ""

@@ -58,7 +58,7 @@ ESTIMATORS: Mapping[str, Callable[[Sequence[float]], list[float]]] = {
     "dr_grpo": dr_grpo,
     "rloo": rloo,
 }
-"""By name."""
+"""Estimators by name."""
 
 
 def estimate(rewards: Sequence[float], estimator: str) -> list[float]:

@@ -120,9 +120,9 @@ class SegmentArrays(Generic[Array]):
     left_out: int
     """Number of rows that are not here because they have more than `max_length` tokens."""
     teacher_logprobs: Mapping[str, Array] = field(default_factory=dict)
-    """By the name of each teacher (`Job.teachers`), in the shape of `tokens`, float32: its logprob
-    of the token at the same place, 0.0 where the mask is False, NaN in rows whose job does not name
-    it.
+    """Logprobs by the name of each teacher (`Job.teachers`), in the shape of `tokens`, float32: its
+    logprob of the token at the same place, 0.0 where the mask is False, NaN in rows whose job does
+    not name it.
     """
     teacher_top_ids: Mapping[str, Array] = field(default_factory=dict)
     """int64, in the shape of `tokens` and (top_k,): the likeliest tokens at each place, the
@@ -344,7 +344,7 @@ def _steps(names: Sequence[str], version_steps: Mapping[str, int]) -> Numpy:
 
 
 def _tensors(arrays: SegmentArrays[Any]) -> dict[str, Any]:
-    """Its fields, arrays as tensors."""
+    """The fields, with arrays as tensors."""
     with needs("torch"):
         import torch
 

@@ -34,8 +34,8 @@ class Part:
     """One for each task. Group, sample and, from a task's second group on, the seed are filled in.
     """
     weight: Weight = 1.0
-    """Its share of the groups, against the weights of the other parts: a number of at least 0, a
-    table `{0: 3.0, 100: 1.0}` (from step 100 on it is 1.0), or a function of the step.
+    """Share of the groups, against the weights of the other parts: a number of at least 0, a table
+    `{0: 3.0, 100: 1.0}` (from step 100 on it is 1.0), or a function of the step.
     """
 
     def __post_init__(self) -> None:
@@ -75,14 +75,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """When tasks rest: those whose latest group has a mean reward of `low` or less, or of `high` or
-    more.
-    """
+    """Rests tasks whose latest group has a mean reward of `low` or less, or of `high` or more."""
 
     rates: Rates
     """`Client.solve_rates()`, or a function."""
     steps: int
-    """For so many steps; then they come back."""
+    """Number of steps for which they rest."""
     low: float = 0.0
     high: float = 1.0
 

@@ -28,11 +28,13 @@ class TurnCredit:
     """
 
     estimator: str = "rloo"
-    """As in `rollq.training.advantages`. `grpo` divides all turns of a group by one standard
-    deviation, that of the returns of turn 0.
+    """Name of an estimator of `rollq.training.advantages`. `grpo` divides all turns of a group by
+    one standard deviation, that of the returns of turn 0.
     """
     discount: float = 1.0
-    """From 0 to 1: what a reward counts less for each turn that was sampled before it was given."""
+    """Factor from 0 to 1 by which a reward counts less for each turn that was sampled before it was
+    given.
+    """
     rewards: Callable[[Trajectory], Mapping[int, float]] | None = None
     """Rewards by number of the turn, in place of those of the actions: what a judge says of turns,
     or of whole traces, each at the trace's last turn.

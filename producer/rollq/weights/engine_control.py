@@ -74,7 +74,7 @@ class Serving:
     """The weights that an engine says it serves."""
 
     version: str
-    """Its weight version."""
+    """Name of the weights."""
     path: str | None
     """The folder of its weights, without a slash at the end. None on vLLM, which does not name it.
     """

@@ -45,15 +45,15 @@ class EngineUpdate:
     """The result of an update on one engine."""
 
     url: str
-    """As it was given."""
+    """Address of the engine, as it was given."""
     server: str
     """The version of SGLang, or of vLLM with its name; empty when the engine does not say."""
     loaded: bool
-    """False: it had these weights already, and went on generating."""
+    """False if it had these weights already, and went on generating."""
     paused_s: float
     """Seconds from the pause to the end of it."""
     checksum: str | None
-    """Of the weights in use; None where the engine computes none."""
+    """Checksum of the weights in use. None where the engine computes none."""
 
 
 class Fleet:

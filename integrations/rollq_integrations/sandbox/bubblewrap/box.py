@@ -38,9 +38,10 @@ WORK = "/work"
 OWN_PYTHON = Path(os.path.realpath(sys.executable))
 """The worker's interpreter outside, without its virtual environment."""
 PYTHON_FOLDER = sys.base_prefix if sys.base_prefix.startswith("/usr") else "/opt/python"
-"""Where it lies inside. It may come from a home folder, which commands must not enter."""
+"""Folder of the interpreter inside. It may come from a home folder, which commands must not enter.
+"""
 LIBRARY_FOLDER = "/opt/libpython"
-"""Where its own library lies inside, alone."""
+"""Folder of its own library inside, which holds nothing else."""
 PYTHON = f"{PYTHON_FOLDER}/{OWN_PYTHON.relative_to(sys.base_prefix)}"
 """The interpreter inside."""
 FIRST_USER = 2_000_000_000
@@ -48,7 +49,7 @@ FIRST_USER = 2_000_000_000
 own count of processes.
 """
 FIRST_TO_GO = 'echo 1000 > /proc/self/oom_score_adj && exec "$@"'
-"""Where memory runs out, the kernel ends a sandbox before its worker. Inside, /proc cannot be
+"""Has the kernel end a sandbox before its worker where memory runs out. Inside, /proc cannot be
 written.
 """
 START_S = 30.0
@@ -73,7 +74,7 @@ class Limits:
     """Limits of commands."""
 
     seconds: float = 10.0
-    """Of one command, by the clock."""
+    """Longest time of one command, by the clock."""
     memory: int = 512 << 20
     """Bytes: address space of each process, and memory of all processes together."""
     disk: int = 64 << 20

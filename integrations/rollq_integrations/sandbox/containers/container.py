@@ -72,7 +72,7 @@ MOST_OUTPUT = 2 * SHOWN_OUTPUT
 OUTPUTS = "/run/rollq"
 """A folder in memory inside, for the outputs of commands."""
 OUTPUTS_MB = 16
-"""Its size: a command that writes more has a full disk."""
+"""Size of OUTPUTS: a command that writes more has a full disk."""
 RUN_SCRIPT = (
     'f="$0/$1"; shift; umask 77; set -C; : >"$f" || exit; umask 22; '
     'timeout -s KILL "$@" >>"$f" 2>&1 </dev/null; code=$?; '

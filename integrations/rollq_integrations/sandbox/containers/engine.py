@@ -32,7 +32,9 @@ def this_worker() -> str:
 
 
 def _machine() -> str:
-    """Where a pid means one process. Containers in the machine's network have its name."""
+    """Name of the PID namespace of this machine, in which a pid is one process. Containers in the
+    machine's network have its name, too.
+    """
     with suppress(OSError):
         return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
     return socket.gethostname()

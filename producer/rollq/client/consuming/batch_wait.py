@@ -46,9 +46,9 @@ class BatchWait:
         self._deliveries, self._session, self._hold_s = deliveries, session, hold_s
         self._explain, self._retry = explain, retry
         self.deadline = inf
-        """When it times out, on the monotonic clock."""
+        """Time at which the wait times out, on the monotonic clock."""
         self.since = 0.0
-        """When it began, on Redis's clock; 0.0: not yet."""
+        """Time at which the wait began, on Redis's clock. 0.0 before it begins."""
         self._began, self._groups = 0.0, 0
         self._timed_out = -inf
         self._dropped = 0
@@ -86,7 +86,7 @@ class BatchWait:
         return why
 
     def block(self, taken: Taken, exact: bool) -> None:
-        """Until there may be groups, or until an exact batch may have to be given up."""
+        """Waits until there may be groups, or until an exact batch may have to be given up."""
         look_s = min(IDLE_S, self._hold_s)
         may_end = not taken.open and (taken.sealed or exact)
         if taken.others or may_end:

@@ -163,7 +163,7 @@ class Consumer:
             self._wait(taken, groups, timeout, exact)
 
     def _wait(self, taken: Taken, groups: int, timeout: float | None, exact: bool) -> None:
-        """Until the next take may have groups. Raises MissingGroups, PullTimeout."""
+        """Waits until the next take may have groups. Raises MissingGroups, PullTimeout."""
         wait, run = self._waiting, self._deliveries.run
         if exact and wait.is_in_vain(taken, groups - len(self._selection)):
             raise missing_groups(run, taken, groups, len(self._selection))
@@ -377,7 +377,9 @@ class Consumer:
             self._give_back([token])
 
     def stop_renewing(self) -> None:
-        """Its last batch may still be acknowledged until its hold has run out."""
+        """Stops renewing holds. The last batch may still be acknowledged until its hold has run
+        out.
+        """
         self._holds.close()
         self._flush_tracking()
 

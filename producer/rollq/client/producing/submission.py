@@ -80,7 +80,7 @@ class Position:
     groups: int = 0
     jobs: int = 0
     digest: Any = None
-    """Of all groups before it: an object of hashlib, which is never changed."""
+    """Digest of all groups before it: an object of hashlib, which is never changed."""
 
     @property
     def cursor(self) -> Cursor:

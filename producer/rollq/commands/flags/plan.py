@@ -36,7 +36,7 @@ class TaskKeys:
     worker` (the run's first worker does).
     """
     template: str | None = None
-    """With tokenizer, a chat template in place of the tokenizer's own, as for `rollq worker`."""
+    """Chat template in place of that of `tokenizer`, as for `rollq worker`."""
     force: bool = False
     """true: submits tasks that this machine does not know, because the workers may know them."""
 

@@ -54,7 +54,7 @@ class Wait(NamedTuple):
     environment, such as `environment.step(get_order)`.
     """
     seconds: float
-    """For how long."""
+    """Seconds that it has been waiting."""
 
 
 class EngineUse(NamedTuple):
@@ -96,13 +96,13 @@ class LiveWorker:
     waits: tuple[Wait, ...] = ()
     """The episodes that have been waiting the longest, at most MAX_WAITS of them."""
     engines: tuple[EngineUse, ...] = ()
-    """At most MAX_ENGINES of them."""
+    """Engines that it uses, at most MAX_ENGINES of them."""
     turns_s: float = 0.0
     """Turns a second, lately."""
     tokens_s: float = 0.0
     """Sampled tokens a second, lately."""
     version: str = ""
-    """Of rollq."""
+    """Version of rollq."""
     left_alone: tuple[tuple[str, str], ...] = ()
     """Runs that it gave a job of back, because only other workers can play them, and why. At most
     MAX_LEFT_ALONE.

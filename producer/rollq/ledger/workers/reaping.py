@@ -55,7 +55,7 @@ class ActiveRuns:
     def __init__(self, client: "redis.Redis") -> None:
         self._redis: Any = client
         self._position = 0
-        """In the list of all runs."""
+        """Position in the list of all runs."""
 
     def names(self) -> list[str]:
         members = guarded(ACTIVE, lambda: self._redis.zrange(ACTIVE, 0, -1), ACTIVE_REMEDY)

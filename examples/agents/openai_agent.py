@@ -10,8 +10,8 @@ from openai import OpenAI
 
 
 def play(episode):
-    """Ask the policy for a turn, carry out its calls or write to the user, until the environment
-    ends the episode.
+    """Asks the policy for a turn, carries out its calls or writes to the user, until the
+    environment ends the episode.
     """
     messages, done = list(episode.messages), False
     with OpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:

@@ -142,7 +142,7 @@ def clock() -> Say:
 
 
 def run_main(main: Callable[[], None]) -> None:
-    """Run the main function of one of the commands. An error of rollq ends it with its message."""
+    """Runs the main function of one of the commands. An error of rollq ends it with its message."""
     transformers.logging.disable_progress_bar()
     try:
         main()

@@ -31,8 +31,7 @@ MEMORY = "0.3"
 
 
 def threads(options: Options) -> int:
-    """Threads of the trainer. On policy, trainer and engine take turns; else they share the cores.
-    """
+    """Number of threads. On policy, trainer and engine take turns; else they share the cores."""
     return 1 if options.staleness else CORES
 
 

@@ -60,7 +60,7 @@ def save(model: PreTrainedModel, folder: Path, vocabulary: Path = BUNDLED) -> st
 def backward(
     model: PreTrainedModel, rows: Rows, loss_of: Loss, *, at_once: int, bf16: bool
 ) -> dict[str, float]:
-    """Add the gradient of the mean loss of the sampled tokens. Returns means over these.
+    """Adds the gradient of the mean loss of the sampled tokens. Returns means over these.
 
     `at_once` rows are held in memory at a time. Those of like length are together, so that little
     is padding; the longest come first, so that a lack of memory shows at once.

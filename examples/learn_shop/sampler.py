@@ -69,7 +69,7 @@ class Sampler(threading.Thread):
         self._random = random.Random(seed)
 
     def call(self, command: Callable[[], Any]) -> "Future[Any]":
-        """Run the command between two forward passes."""
+        """Runs the command between two forward passes."""
         done: Future[Any] = Future()
         self._commands.put((command, done))
         return done
@@ -97,7 +97,7 @@ class Sampler(threading.Thread):
         ]
 
     def abort(self, rid: str | None) -> None:
-        """End the request, or all of them, with what it has sampled."""
+        """Ends the request, or all of them, with what it has sampled."""
         for request in [*self.running, *self.waiting]:
             if rid in (None, request.rid):
                 self._finish(
@@ -126,14 +126,14 @@ class Sampler(threading.Thread):
         self.paused = False
 
     def load(self, path: str, version: str | None, *, flush: bool) -> None:
-        """Load weights of the same shape, from a folder that may have nothing else."""
+        """Loads weights of the same shape, from a folder that may have nothing else."""
         load_model(self.slots.model, Path(path) / "model.safetensors")
         self.path, self.version = path, self.version if version is None else version
         if flush:
             self.flush()
 
     def flush(self) -> None:
-        """Forget all keys and values. Requests that run go on as after `retract`."""
+        """Forgets all keys and values. Requests that run go on as after `retract`."""
         self.retract()
         self.slots.forget()
 
@@ -148,7 +148,7 @@ class Sampler(threading.Thread):
                 done.set_exception(error)
 
     def _admit(self) -> None:
-        """Read the prompts of waiting requests into free slots, and sample the token after each."""
+        """Reads prompts of waiting requests into free slots, and samples the token after each."""
         admitted: dict[int, Request] = {}
         while self.waiting and self._free and len(admitted) < PREFILLS:
             request = self.waiting.popleft()

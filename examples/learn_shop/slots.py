@@ -35,7 +35,7 @@ class Slots:
         self._length = 0
 
     def begin(self, ids: list[int], free: list[int]) -> tuple[int, int]:
-        """Take one of the `free` slots, which are in the order in which they became free, for a
+        """Takes one of the `free` slots, which are in the order in which they became free, for a
         sequence that begins with `ids`. Returns the slot and how many of the ids it holds.
         """
         known = [
@@ -55,8 +55,8 @@ class Slots:
 
     @torch.inference_mode()
     def forward(self, new: dict[int, list[int]]) -> dict[int, Tensor]:
-        """Append these tokens to the sequences of these slots. Returns the logits that
-        follow each.
+        """Appends these tokens to the sequences of these slots. Returns the logits that follow
+        each.
         """
         width = max(map(len, new.values()))
         every = (

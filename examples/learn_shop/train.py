@@ -83,7 +83,7 @@ def learn(
     loss_of: Loss = policy_loss,
     teachers: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[dict[str, Any]]:
-    """Train the model of the folder `start`, and yield the numbers of each step. `teachers` are
+    """Trains the model of the folder `start`, and yields the numbers of each step. `teachers` are
     those of the training jobs.
 
     `change` and `loss_of` do something wrong in the negative controls."""
@@ -92,7 +92,7 @@ def learn(
     client.limit_staleness(groups_per_batch=options.groups, max_staleness=options.staleness)
 
     def publish(step: int) -> None:
-        """Have the engines serve the policy of this step, then tell the run."""
+        """Has the engines serve the policy of this step, then tells the run."""
         fleet.update(save(model, folder / f"weights-{step % 2}", start), version=str(step))
         client.publish(step)
 
@@ -147,7 +147,7 @@ def tasks(
 
 
 def evaluate(client: Client, options: Options) -> Evaluation:
-    """Begin an evaluation of the policy that is published now."""
+    """Begins an evaluation of the policy that is published now."""
     jobs = [
         Job(env=options.env, split="test", task=task, budget=options.budget)
         for task in range(options.held_out)

@@ -28,7 +28,7 @@ def warm_start(
     at_once: int,
     bf16: bool,
 ) -> None:
-    """Train the model on batches of the episodes, with a rate that falls to nothing. No steps: it
+    """Trains the model on batches of the episodes, with a rate that falls to nothing. No steps: it
     stays as it is.
     """
     if not steps:

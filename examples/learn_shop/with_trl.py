@@ -98,7 +98,7 @@ def run(
 
 
 def produce(client: Client, options: Options) -> threading.Thread:
-    """Submit tasks in a thread, which waits while it is too far ahead of the trainer. TRL reads a
+    """Submits tasks in a thread, which waits while it is too far ahead of the trainer. TRL reads a
     batch more than it trains.
     """
     client.limit_staleness(groups_per_batch=options.groups, max_staleness=options.staleness)
@@ -122,8 +122,8 @@ def evaluated(processes: DemoProcesses, policy: Path, step: int, options: Option
 def follow(
     trainer: BaseProcess, file: Path, kill_after: int | None, processes: DemoProcesses, say: Say
 ) -> None:
-    """Say what each step logs, until the trainer ends or is killed after a step. Raises RollqError
-    when it fails.
+    """Prints what each step logs, until the trainer ends or is killed after a step. Raises
+    RollqError when it fails.
     """
     said, alive = len(_lines(file)), True
     while alive:

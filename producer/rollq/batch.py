@@ -112,7 +112,7 @@ class Batch:
         self._group_ids = frozenset(group.id for group in self.groups)
 
     def ack(self) -> None:
-        """Tell the ledger that the groups are trained on, so that no consumer gets them again.
+        """Tells the ledger that the groups are trained on, so that no consumer gets them again.
 
         Safe to repeat. Raises NotHeld when the hold was lost: the groups were or will be given to
         another consumer.
@@ -121,9 +121,9 @@ class Batch:
         self.acknowledged = True
 
     def skip(self, group_id: str, reason: str) -> None:
-        """Do not train on this group, for example because all its rewards agree. It leaves the
-        batch, counts under the reason (`stats()["skips"]`) and is not handed out again; the other
-        groups stay.
+        """Leaves this group out of training, for example because all its rewards agree. It leaves
+        the batch, counts under the reason (`stats()["skips"]`) and is not handed out again; the
+        other groups stay.
 
         Safe to repeat. `reason` is one of few, of up to 64 characters; ContractError says so.
         Raises NotHeld when the group is not of this batch, or the hold was lost, or the batch is
@@ -139,7 +139,7 @@ class Batch:
         self.groups = [group for group in self.groups if group.id != group_id]
 
     def reject(self, job_id: str, reason: str) -> None:
-        """Refuse the batch because one trajectory cannot be used, for example because its texts
+        """Refuses the batch because one trajectory cannot be used, for example because its texts
         cannot be read.
 
         The trajectory's job is dead, of class job. The batch's groups are handed out again; the

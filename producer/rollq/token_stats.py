@@ -156,8 +156,7 @@ def _difference(was: str, now: str) -> str:
 
 
 def _version_breaks(trajectory: Trajectory) -> int:
-    """Number of breaks in the order in which tokens were sampled, which is not that of the traces.
-    """
+    """Breaks in the order in which tokens were sampled, which is not that of the traces."""
     breaks, current = 0, ""
     earlier: set[str] = set()
     for event in trajectory.events:

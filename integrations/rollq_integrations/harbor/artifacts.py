@@ -32,7 +32,7 @@ PACK = (
 
 
 def copy(path: str, source: Sandbox, target: Sandbox) -> None:
-    """Put the file or folder of that path into another sandbox, at the same path, without links
+    """Puts the file or folder of that path into another sandbox, at the same path, without links
     that leave it and special files. Nothing happens where there is none.
     """
     parts = f"/tmp/rollq-{secrets.token_hex(8)}"

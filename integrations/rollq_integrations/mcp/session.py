@@ -117,7 +117,7 @@ class Session:
             raise self._failure(f"failed in its tool {action.name}", e, CALL_S) from e
 
     def close(self) -> None:
-        """End the connection, and the server if it is this session's own. Waits for that server's
+        """Ends the connection, and the server if it is this session's own. Waits for that server's
         end: what still runs when this process ends would stay.
         """
         self._ended.cancel()

@@ -52,7 +52,7 @@ def step_of(version: int, first: int, args: Any) -> int:
 def publish(
     client: Client, args: Any, first: int, urls: list[str], trained: int
 ) -> tuple[int, str]:
-    """Publish the policy that slime's engines serve, and return its step and its weight version.
+    """Publishes the policy that slime's engines serve, and returns its step and its weight version.
     `trained`: number of rollouts that slime has trained on at most.
 
     Raises SyncError, and SettingsError when the step cannot be right or the run knows the version

@@ -130,7 +130,7 @@ class DataSource:
         self._consumer: Consumer | None = None
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Begin after the checkpoint of that rollout; -1 and None: there is no checkpoint.
+        """Begins after the checkpoint of that rollout; -1 and None: there is no checkpoint.
 
         Raises LedgerError when a later rollout is acknowledged already.
         """

@@ -66,7 +66,7 @@ class RolloutBuffer(queue.Queue[Any]):
         self.taken: deque[Taken] = deque()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forgets everything."""
         with self.mutex:
             self.queue.clear()
             self.taken.clear()
@@ -139,7 +139,7 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
     # The protocol of a rollout worker.
 
     def start(self) -> None:
-        """Begin to fill the queue. Raises SettingsError when this worker is no callback of the
+        """Begins to fill the queue. Raises SettingsError when this worker is no callback of the
         trainer.
         """
         if self._temperature is None:
@@ -154,7 +154,7 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._thread.start()
 
     def stop(self) -> None:
-        """Acknowledge what the last checkpoint holds, and end. The next trainer of the run takes
+        """Acknowledges what the last checkpoint holds, and ends. The next trainer of the run takes
         over the rest.
         """
         self._stopping.set()
@@ -283,7 +283,7 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         return batch
 
     def _put(self, batch: Batch, skip: int) -> int:
-        """Queue the samples of the batch but the first `skip`. Returns how many were skipped."""
+        """Queues the samples of the batch but the first `skip`. Returns how many were skipped."""
         samples = list(self._samples(batch))
         for index, sample in enumerate(samples[skip:], skip + 1):
             while not self._stopping.is_set():

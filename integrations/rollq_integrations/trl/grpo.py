@@ -152,7 +152,7 @@ class RolloutFunc:
         return {field.name: [getattr(row, field.name) for row in mine] for field in fields(Row)}
 
     def trained(self, step: int) -> None:
-        """Acknowledge the groups that were trained in the steps before this one."""
+        """Acknowledges the groups that were trained in the steps before this one."""
         done = [number for number, of in self._batches.items() if of < step]
         if self._consumer and done:
             try:
@@ -162,7 +162,7 @@ class RolloutFunc:
             self._batches = {number: of for number, of in self._batches.items() if of >= step}
 
     def close(self) -> None:
-        """Stop renewing what is held. The next trainer of the run takes it over."""
+        """Stops renewing what is held. The next trainer of the run takes it over."""
         if self._consumer:
             self._consumer.close()
         self._consumer, self._synced, self._step = None, None, -1

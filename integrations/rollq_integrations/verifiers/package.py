@@ -85,7 +85,7 @@ class OwnLoop:
 
 
 async def call(function: Callable[..., Any], available: Mapping[Any, Any]) -> Any:
-    """Call a function of the taskset's with the arguments that it asks for."""
+    """Calls a function of the taskset's with the arguments that it asks for."""
     vf = package()
     if getattr(function, "__func__", None) in (vf.Task.setup, vf.Task.finalize):
         return None

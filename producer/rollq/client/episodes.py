@@ -95,8 +95,8 @@ class Episodes:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Stop waiting: who still waits gets ClientClosed. What is being played goes on, and can be
-        asked for again.
+        """Stops waiting: who still waits gets ClientClosed. What is being played goes on, and can
+        be asked for again.
         """
         self._closing.set()
         self._new.put(None)

@@ -337,7 +337,7 @@ class Evaluation:
         return self._result
 
     def close(self) -> None:
-        """Stop waiting for it. What was submitted is played all the same; the same call goes on
+        """Stops waiting for it. What was submitted is played all the same; the same call goes on
         with it.
         """
         self._stop.set()

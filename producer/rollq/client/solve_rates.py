@@ -27,7 +27,7 @@ class SolveRates:
         """All of it, by task."""
 
     def add(self, group: Group) -> None:
-        """Say how well this group solved its task: the mean of its rewards. Safe to repeat."""
+        """Records how well this group solved its task: the mean of its rewards. Safe to repeat."""
         rewards = group.rewards
         task, rate = group.trajectories[0].job.task_name, sum(rewards) / len(rewards)
         self._retry(lambda: self._store.add(task, group.id, float(rate)))

@@ -43,7 +43,7 @@ class Tracker(Protocol):
     """Number of rollouts of each step that it wants as text."""
 
     def log(self, metrics: StepMetrics, /) -> None:
-        """Send the metrics of a step. After a restart a step may come a second time."""
+        """Sends the metrics of a step. After a restart a step may come a second time."""
 
     def close(self) -> None:
         """No more steps come from this process."""

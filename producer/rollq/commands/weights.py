@@ -155,7 +155,7 @@ def _check_run(args: argparse.Namespace) -> None:
 
 
 def _unload(fleet: Fleet, args: argparse.Namespace, before: Published | None) -> None:
-    """Unload the versions of the adapter that no turn begins with. After a step back to a
+    """Unloads the versions of the adapter that no turn begins with. After a step back to a
     checkpoint, those that were trained since then are made again.
     """
     keep = [args.version]

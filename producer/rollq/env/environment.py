@@ -98,7 +98,7 @@ class Environment(Protocol):
         ...
 
     def reset(self, user: User) -> str | Observation:
-        """Start the episode with this user and return the user's first message unchanged. Called
+        """Starts the episode with this user and returns the user's first message unchanged. Called
         once.
 
         An Observation has images that are shown with the message; nothing else of it counts.
@@ -106,11 +106,11 @@ class Environment(Protocol):
         ...
 
     def step(self, action: Action) -> Observation:
-        """Carry out one action. Not called after an observation that is `done`."""
+        """Carries out one action. Not called after an observation that is `done`."""
         ...
 
     def grade(self) -> Grade:
-        """Grade the finished episode. Called at most once, after the step that was `done`."""
+        """Grades the finished episode. Called at most once, after the step that was `done`."""
         ...
 
 

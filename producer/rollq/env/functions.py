@@ -41,11 +41,11 @@ class Episode:
     take_step: Callable[[str, Mapping[str, Json]], Observation]
 
     def step(self, name: str, arguments: Mapping[str, Json]) -> Observation:
-        """Call one of the environment's tools. It is over when the observation is `done`."""
+        """Calls one of the environment's tools. It is over when the observation is `done`."""
         return self.take_step(name, arguments)
 
     def respond(self, text: str) -> Observation:
-        """Write to the user. Returns the answer."""
+        """Writes to the user. Returns the answer."""
         return self.take_step(RESPOND, {"content": text})
 
 

@@ -80,7 +80,7 @@ class Sandbox(Protocol):
         env: Mapping[str, str] | None = None,
         user: str = "",
     ) -> CommandResult:
-        """Run a command: the path of a program inside (Harbor's tasks also give a name in PATH),
+        """Runs a command: the path of a program inside (Harbor's tasks also give a name in PATH),
         and its arguments. Its stdin is empty. One that cannot run has a result, too, with a code
         such as 126.
 
@@ -92,11 +92,11 @@ class Sandbox(Protocol):
         ...
 
     def end_processes(self) -> None:
-        """Kill all that commands have left running inside, if anything. Files stay."""
+        """Kills all that commands have left running inside, if anything. Files stay."""
         ...
 
     def upload(self, source: Path, target: str) -> None:
-        """Put a file of this machine, or a folder with all that is in it, at the absolute path
+        """Puts a file of this machine, or a folder with all that is in it, at the absolute path
         `target` inside, with the modes of the files. Missing folders are made, and files replaced.
         """
         ...
@@ -108,7 +108,7 @@ class Sandbox(Protocol):
         ...
 
     def close(self) -> None:
-        """End it, with all of its processes and files, perhaps a little later. It may be called
+        """Ends it, with all of its processes and files, perhaps a little later. It may be called
         again. Other methods raise EnvironmentFailure from then on.
         """
         ...

@@ -55,7 +55,7 @@ class WrittenJobs:
         self._database.execute("BEGIN")
 
     def add(self, jobs: Iterable[tuple[str, int, float]]) -> None:
-        """Add id, digest and start of each episode, in place of what the file had of the job."""
+        """Adds id, digest and start of each episode, in place of what the file had of the job."""
         self._database.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?)", jobs)
 
     def get(self, job_id: str) -> tuple[int, float] | None:
@@ -117,13 +117,13 @@ class TrajectoryFile:
         return end + 1
 
     def begin(self) -> None:
-        """Empty the file, unless it is appended to. The first save does so at the latest."""
+        """Empties the file, unless it is appended to. The first save does so at the latest."""
         if self._is_regular and not self._is_begun:
             os.truncate(self._fd, 0)
         self._is_begun = True
 
     def save(self, trajectories: Iterable[Trajectory]) -> None:
-        """Write the trajectories. All of them are on disk when it returns, and none when it raises
+        """Writes the trajectories. All of them are on disk when it returns, and none when it raises
         Unexportable or SettingsError.
 
         A job whose acknowledgement Redis has lost may come again with another episode: the file

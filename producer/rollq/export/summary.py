@@ -21,7 +21,7 @@ class Tries:
 
 @dataclass(slots=True)
 class Summary:
-    """Add trajectories, then read the numbers."""
+    """Sums over trajectories. Add them, then read the numbers."""
 
     graded: int = 0
     reward: float = 0.0

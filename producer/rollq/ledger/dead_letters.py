@@ -52,7 +52,7 @@ class DeadLetters:
         return dict(zip(job_ids, replies, strict=True))
 
     def requeue(self, job_id: str) -> None:
-        """Queue a dead job again, with no failures and an empty journal. The old journal is set
+        """Queues a dead job again, with no failures and an empty journal. The old journal is set
         aside.
 
         Its group comes back if it was dropped. Raises LedgerError when the job is not dead or was
@@ -62,13 +62,11 @@ class DeadLetters:
         self.scripts.command("zadd", ACTIVE, {self.run: time.time()})
 
     def discard(self, job_id: str) -> None:
-        """Delete what a dead job holds in Redis, for good. Raises LedgerError when it is
-        not dead.
-        """
+        """Deletes what a dead job holds in Redis. Raises LedgerError when it is not dead."""
         self._act(job_id, "dropped", "delete_dead")
 
     def cancel(self, job_id: str, reason: str = "cancelled") -> None:
-        """End a job that is queued or being played as dead, of class cancelled. Raises LedgerError
+        """Ends a job that is queued or being played as dead, of class cancelled. Raises LedgerError
         when it has ended.
         """
         self._act(job_id, "cancelled", "cancel", short_reason(reason))
@@ -82,8 +80,8 @@ class DeadLetters:
         return [text(name) for name in names]
 
     def cancel_group(self, group: str, reason: str = "cancelled") -> int:
-        """End the unfinished members of a group as dead, of class cancelled. Returns how many there
-        were. Raises LedgerError for an unknown group.
+        """Ends the unfinished members of a group as dead, of class cancelled. Returns how many
+        there were. Raises LedgerError for an unknown group.
         """
         reply = self.scripts.call("cancel_group", group, short_reason(reason))
         if reply.status == "unknown":
@@ -93,7 +91,7 @@ class DeadLetters:
         return int(reply["cancelled"])
 
     def forget_run(self) -> int:
-        """Delete every key of the run. Returns how many there were.
+        """Deletes every key of the run. Returns how many there were.
 
         Workers that play it are fenced and consumers lose their hold. May be repeated after an
         interruption.

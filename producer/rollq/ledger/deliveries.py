@@ -116,8 +116,8 @@ class Deliveries:
         wake: bool = False,
         fill: bool = False,
     ) -> Taken:
-        """Hold that many groups, the lowest sequence first, or none. Fewer are held only at the end
-        of a sealed run.
+        """Holds that many groups, the lowest sequence first, or none. Fewer are held only at the
+        end of a sealed run.
 
         `since`: when this consumer began to wait (Redis's clock; 0.0: now). A short batch is given
         once every other consumer that holds groups has renewed them since then. `ordered`: no group
@@ -213,14 +213,14 @@ class Deliveries:
         *,
         owner: str = "",
     ) -> list[str]:
-        """Keep batches for longer. Returns the tokens of those that are lost."""
+        """Keeps batches for longer. Returns the tokens of those that are lost."""
         if not tokens:
             return []
         reply = self.scripts.call("renew_holds", purpose.value, hold_s, owner, *tokens)
         return [tokens[position] for position in reply["lost"]]
 
     def ack(self, token: str, groups: Sequence[str] = (), *, owner: str = "") -> None:
-        """Acknowledge these groups of a hold, or all of it, and drop what they stored. Raises
+        """Acknowledges these groups of a hold, or all of it, and drops what they stored. Raises
         NotHeld, and then acknowledges none.
         """
         self._end(token, owner, "", groups)
@@ -257,13 +257,13 @@ class Deliveries:
             )
 
     def give_back(self, tokens: Sequence[str], purpose: Purpose) -> None:
-        """End these holds now, so that other consumers get their groups."""
+        """Ends these holds now, so that other consumers get their groups."""
         if tokens:
             self.scripts.call("give_back", purpose.value, *tokens)
 
     def reject(self, token: str, job_id: str, reason: str, *, owner: str = "") -> None:
-        """End a job of this hold that cannot be read as dead, of class job, and give the whole hold
-        back. Raises NotHeld.
+        """Ends a job of this hold that cannot be read as dead, of class job, and gives the whole
+        hold back. Raises NotHeld.
         """
         self.scripts.parse(job_id)
         reply = self.scripts.call("reject", token, owner, job_id, short_reason(reason))

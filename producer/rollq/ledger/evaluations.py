@@ -35,7 +35,7 @@ class EvaluationStore:
         return None if blob is None else decode(blob, self._scripts.run)
 
     def save(self, result: Result) -> None:
-        """Store it, in place of an earlier one of that name. Raises LedgerError."""
+        """Stores it, in place of an earlier one of that name. Raises LedgerError."""
         blob = encode(result)
         self._scripts.call("keep_field", "evaluation", result.name, blob)
 

@@ -20,7 +20,7 @@ LEASE = "#"
 
 
 def save_extras(scripts: Scripts, job_id: str, lease: str, extras: Mapping[str, Extra]) -> None:
-    """Keep these arrays, in place of those of an earlier attempt. Call it before the job is
+    """Keeps these arrays, in place of those of an earlier attempt. Call it before the job is
     completed.
 
     Raises Fenced when the lease is lost, ContractError for an array that cannot be kept.

@@ -62,7 +62,7 @@ class Ledger:
         ahead: int = 0,
         token: str = "",
     ) -> Submission:
-        """Enter one whole group, or jobs of a known group again.
+        """Enters one whole group, or jobs of a known group again.
 
         The caller sends the new ids within `send_in_s` seconds and confirms them; 0 leaves that to
         a reaper. In the same step the source's cursor moves to `cursor`. With `ahead`, a new group
@@ -147,18 +147,18 @@ class Ledger:
         return _cursor(self.scripts.call("submission_cursor", source, uuid.uuid4().hex))
 
     def forget_source(self, source: str) -> None:
-        """Delete the cursor of a source that ends here."""
+        """Deletes the cursor of a source that ends here."""
         self.scripts.command("hdel", self.keys.sources, source, f"{source}#")
 
     def forget_after(self, days: float) -> None:
-        """Forget acknowledged groups after that many days. A later submission of such a group is
+        """Forgets acknowledged groups after that many days. A later submission of such a group is
         then a new one.
         """
         seconds = math.ceil(days * 86400)
         self.scripts.command("hset", self.keys.meta, "forget_after_s", seconds)
 
     def pin_budgets(self, budgets: Mapping[FailureClass, int]) -> None:
-        """Pin the number of failures of each class that kills a job. The run's first caller
+        """Pins the number of failures of each class that kills a job. The run's first caller
         decides.
 
         Raises SettingsError when the run has other budgets, ContractError for an unknown class or a
@@ -185,7 +185,7 @@ class Ledger:
             )
 
     def seal(self, submitted: Mapping[str, Cursor] | None = None) -> None:
-        """Seal the run: no more groups will come. Consumers get the short last batch, then an end.
+        """Seals the run: no more groups will come. Consumers get the short last batch, then an end.
 
         `submitted`: how far the caller has submitted each source. Raises Gap, and does not seal,
         when Redis has lost groups of one of them.
@@ -201,7 +201,7 @@ class Ledger:
             self.activate()
 
     def pin_tokenizer(self, tokenizer_hash: str, template_hash: str) -> None:
-        """Pin the tokenizer and chat template of the run's episodes; else its first claim does.
+        """Pins the tokenizer and chat template of the run's episodes; else its first claim does.
 
         Raises SettingsError when the run has others.
         """
@@ -233,12 +233,12 @@ class Ledger:
         ]
 
     def confirm(self, ids: Sequence[str]) -> None:
-        """Note that these jobs were sent."""
+        """Records that these jobs were sent."""
         if ids:
             self.scripts.call("confirm", *ids)
 
     def resend(self, job_id: str, after_s: float = 0.0) -> None:
-        """Have the job sent again, because a worker took its message and does not claim it.
+        """Has the job sent again, because a worker took its message and does not claim it.
         `after_s`: so many seconds later, more than constants.SENDING_S; else at once.
         """
         self.scripts.parse(job_id)
@@ -360,7 +360,7 @@ class Ledger:
         self._check_written(reply, job_id, lease, index)
 
     def fail(self, job_id: str, lease: str, failure: FailureClass, reason: str) -> Outcome:
-        """End the attempt. The job is queued again, or dead when the class's budget is spent.
+        """Ends the attempt. The job is queued again, or dead when the class's budget is spent.
         Raises Fenced.
         """
         args = [job_id, lease, failure.value, short_reason(reason), random.random()]
@@ -370,7 +370,7 @@ class Ledger:
         return Outcome(State(reply.status), float(reply["not_before"]))
 
     def release(self, job_id: str, lease: str, *, restart: bool = False) -> None:
-        """Give the job back at no cost. With `restart`, the next attempt begins without its
+        """Gives the job back at no cost. With `restart`, the next attempt begins without its
         journal, which is set aside. Raises Fenced.
         """
         if self.scripts.call("release", job_id, lease, int(restart)).status == "fenced":

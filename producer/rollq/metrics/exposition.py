@@ -33,7 +33,7 @@ class Exposition(Collector):
         self._reading = threading.Lock()
 
     def serve(self, host: str, port: int) -> str:
-        """Answer at this address, in threads, until the process ends. Port 0: a free one. Returns
+        """Answers at this address, in threads, until the process ends. Port 0: a free one. Returns
         the page's address.
 
         Raises SettingsError when the address cannot be used.

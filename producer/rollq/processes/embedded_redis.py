@@ -84,7 +84,7 @@ MULTI, EXEC = b"*1\r\n$5\r\nMULTI\r\n", b"$4\r\nEXEC\r\n"
 
 
 def mend(folder: Path) -> None:
-    """Cut off a transaction that a power cut left half-written at the end of the append-only file.
+    """Cuts off a transaction that a power cut left half-written at the end of the append-only file.
 
     Call it before the server starts. The server alone skips half a transaction but leaves its
     beginning in the file, and carries that out at its next start (seen with 6.2.14). Any other

@@ -101,7 +101,7 @@ class Fleet:
     def update(
         self, path: str | Path, version: str, report: Report | None = None
     ) -> list[EngineUpdate]:
-        """Load the weights in the folder `path`, as the engines see it, under the name `version`.
+        """Loads the weights in the folder `path`, as the engines see it, under the name `version`.
 
         An engine that generates with this path and version is left alone; vLLM names only its
         version. One that is paused is loaded again, because its weights may be half written, and so
@@ -125,8 +125,8 @@ class Fleet:
     def load_adapter(
         self, name: str, path: str | Path, version: str, report: Report | None = None
     ) -> list[EngineUpdate]:
-        """Load the LoRA adapter in the folder `path`, as the engines see it, as this version of the
-        adapter `name`.
+        """Loads the LoRA adapter in the folder `path`, as the engines see it, as this version of
+        the adapter `name`.
 
         Nothing is paused, and other versions stay: turns that run end under the one that they began
         with. An engine that has it is left alone, so the same call repairs what failed. Raises
@@ -160,7 +160,7 @@ class Fleet:
         return _outcome(served, *_parallel(engines, one), away)
 
     def unload_adapter(self, name: str, keep: Collection[str]) -> dict[str, str]:
-        """Unload the versions of the adapter that are not to `keep`, once no request uses them.
+        """Unloads the versions of the adapter that are not to `keep`, once no request uses them.
         Returns the reason of each engine that failed: there they take memory until the next call.
         Raises SettingsError.
         """
@@ -179,7 +179,7 @@ class Fleet:
 
     @contextmanager
     def paused(self, version: str, report: Report | None = None) -> Iterator[None]:
-        """Pause all engines for weights that the trainer sends itself (NCCL, tensors, IPC).
+        """Pauses all engines for weights that the trainer sends itself (NCCL, tensors, IPC).
         Afterwards the engines are named `version`, verified and continued. SGLang 0.5.20 and newer
         take such weights between `/begin_weight_update` and `/end_weight_update`, which are the
         trainer's to call.

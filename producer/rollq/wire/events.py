@@ -163,7 +163,7 @@ _FINISH = {finish.value: finish for finish in Finish}  # five times as fast as c
 def _check_sampled(
     turn: Any, ids: array[int], logprobs: array[float], spans: Any, cached_tokens: Any, where: str
 ) -> None:
-    """Check that the spans tile the ids, and that each id has a finite logprob."""
+    """Checks that the spans tile the ids, and that each id has a finite logprob."""
     length, end = len(ids), 0
     if not (type(turn) is int and turn >= 0 and type(cached_tokens) is int):
         wrong(where, "sampled", [turn, cached_tokens])

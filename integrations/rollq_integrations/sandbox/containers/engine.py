@@ -41,7 +41,7 @@ def _machine() -> str:
 
 
 def sweep(age: str = "2m") -> None:
-    """Remove the sandboxes' containers of that age that never ran, from every host: a worker was
+    """Removes the sandboxes' containers of that age that never ran, from every host: a worker was
     killed between making and starting one. Those that run end by themselves (`lease`), but for the
     policy's tricks against it: those whose worker was on this machine and has gone are removed,
     too.

@@ -66,7 +66,7 @@ class Host:
         return client
 
     def close(self) -> None:
-        """Close the connections."""
+        """Closes the connections."""
         for client in self._clients:
             client.close()
         if self._tunnel:

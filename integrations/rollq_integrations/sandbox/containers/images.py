@@ -19,7 +19,7 @@ _locks: defaultdict[tuple[Host, str], threading.Lock] = defaultdict(threading.Lo
 
 
 def have_image(host: Host, image: str, folder: Path | None, seconds: float) -> None:
-    """Have the host's engine build an image of the folder with its Dockerfile, or fetch it where
+    """Has the host's engine build an image of the folder with its Dockerfile, or fetch it where
     there is no folder, unless it has one of that name. Where several threads ask for one, it comes
     once. Raises EnvironmentFailure, also for a build that writes on after so many seconds, or is
     silent for as long.

@@ -39,8 +39,8 @@ class Tunnel:
         atexit.register(self.close)
 
     def open(self) -> None:
-        """Have a tunnel. Raises ConnectionError, with the words of ssh, where it does not open.
-        Threads that wait for one attempt share its failure.
+        """Opens a tunnel unless there is one. Raises ConnectionError, with the words of ssh, where
+        it does not open. Threads that wait for one attempt share its failure.
         """
         asked = time.monotonic()
         with self._lock:

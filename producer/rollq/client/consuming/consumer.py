@@ -281,7 +281,7 @@ class Consumer:
             self._holds.drop(token)
 
     def ack(self, up_to: int) -> None:
-        """Acknowledge all batches of this consumer up to and with that step, for example once a
+        """Acknowledges all batches of this consumer up to and with that step, for example once a
         checkpoint holds them.
 
         Safe to repeat. Raises NotHeld when a hold was lost; the other batches are acknowledged.
@@ -347,7 +347,7 @@ class Consumer:
             self._takeover.remove(step)
 
     def close(self) -> None:
-        """Give back what is held, so that other consumers get it now. The batches of a name stay,
+        """Gives back what is held, so that other consumers get it now. The batches of a name stay,
         for the next process that opens it. A closed consumer refuses to take or acknowledge
         anything.
         """
@@ -369,7 +369,7 @@ class Consumer:
             )
 
     def give_back_unread(self) -> None:
-        """Give back the groups of a batch that was taken and not handed out. A name keeps them."""
+        """Gives back the groups of a batch that was taken and not handed out. A name keeps them."""
         if not self._owner:
             token = self._token(self._step)
             self._holds.drop(token)

@@ -34,7 +34,7 @@ class HoldRenewal:
             return sum(self._groups.values())
 
     def set(self, token: str, groups: int) -> None:
-        """Renew this batch's hold from now on; it has that many groups."""
+        """Renews this batch's hold from now on; it has that many groups."""
         with self._lock:
             self._groups[token] = groups
             if self._thread is None:
@@ -42,14 +42,14 @@ class HoldRenewal:
                 self._thread.start()
 
     def drop(self, token: str) -> bool:
-        """Stop renewing the hold of this batch: it was acknowledged, rejected or lost. Returns
+        """Stops renewing the hold of this batch: it was acknowledged, rejected or lost. Returns
         whether it was renewed.
         """
         with self._lock:
             return self._groups.pop(token, None) is not None
 
     def close(self) -> list[str]:
-        """Stop renewing. Returns the tokens of the holds that are left."""
+        """Stops renewing. Returns the tokens of the holds that are left."""
         self._stop.set()
         with self._lock:
             return list(self._groups)

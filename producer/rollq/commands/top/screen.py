@@ -42,7 +42,7 @@ class Screen:
         self._print("\n".join(plain(frame)) + "\n", trouble=False)
 
     def trouble(self, text: str) -> None:
-        """Say that the fleet cannot be read. The last frame stays."""
+        """Says that the fleet cannot be read. The last frame stays."""
         self._print(f"rollq: {text}", trouble=True)
 
     def _print(self, text: str, *, trouble: bool) -> None:

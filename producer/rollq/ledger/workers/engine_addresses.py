@@ -38,7 +38,7 @@ def remove_address(client: "redis.Redis", name: str, url: str) -> None:
 
 
 def set_addresses(client: "redis.Redis", name: str, urls: set[str]) -> None:
-    """Make these the only ones. Raises LedgerError."""
+    """Makes these the only ones. Raises LedgerError."""
     for url in urls:
         add_address(client, name, url)
     for url in {*read_addresses(client, name)} - urls:

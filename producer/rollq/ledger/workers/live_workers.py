@@ -122,7 +122,7 @@ class LiveWorker:
 
 
 def register(client: "redis.Redis", worker: LiveWorker) -> None:
-    """Say that this worker lives. It counts as live for LIVE_S seconds. Raises LedgerError."""
+    """Records that this worker lives. It counts as live for LIVE_S seconds. Raises LedgerError."""
     entry = asdict(worker)
     name = entry.pop("name")
     del entry["age_s"]  # the script writes the time
@@ -130,7 +130,7 @@ def register(client: "redis.Redis", worker: LiveWorker) -> None:
 
 
 def unregister(client: "redis.Redis", name: str) -> None:
-    """Remove a worker that ends. Raises LedgerError."""
+    """Removes a worker that ends. Raises LedgerError."""
     guarded(WORKERS, lambda: client.hdel(WORKERS, name), REMEDY)
 
 

@@ -62,7 +62,7 @@ class ActiveRuns:
         return _names(members)
 
     def look(self, broker_is_empty: bool = False) -> Look:
-        """Look at every run; those that are not due count as reaped. `broker_is_empty`: for some
+        """Looks at every run; those that are not due count as reaped. `broker_is_empty`: for some
         queue nothing waits there.
         """
         all_runs = Look([], [], [], 0)
@@ -85,7 +85,7 @@ class ActiveRuns:
         return queued, leased
 
     def remove(self, run: str) -> None:
-        """Take an idle run off the list, unless it has got jobs since."""
+        """Takes an idle run off the list, unless it has got jobs since."""
         guarded(ACTIVE, lambda: self._redis.zrem(ACTIVE, run), ACTIVE_REMEDY)
         if any(self.jobs(run)):
             self.add(run)
@@ -113,13 +113,13 @@ class ReaperRole:
         self._worker = worker
 
     def take(self) -> float:
-        """Take the role, or keep it for ROLE_S seconds more. Returns 0.0, or the seconds until
+        """Takes the role, or keeps it for ROLE_S seconds more. Returns 0.0, or the seconds until
         another worker's role ends.
         """
         return self._call(int(ROLE_S * 1000)) / 1000
 
     def hand_over(self) -> None:
-        """Give the role up, if this worker has it."""
+        """Gives the role up, if this worker has it."""
         self._call(0)
 
     def _call(self, ms: int) -> int:

@@ -18,8 +18,8 @@ runs Python code, an agent program's own work, and a teacher on engines of its o
 
 
 def report_time(scripts: Scripts, worker: str, seconds: Mapping[str, float]) -> None:
-    """Say how many seconds the episodes of this run have spent in each of WAITS on this worker. A
-    run that was dropped stays so. Raises LedgerError.
+    """Records how many seconds the episodes of this run have spent in each of WAITS on this worker.
+    A run that was dropped stays so. Raises LedgerError.
     """
     scripts.call("report_time", worker, " ".join(f"{seconds.get(wait, 0.0):.3f}" for wait in WAITS))
 

@@ -58,7 +58,7 @@ class Group:
         if len(rewards) != len(self.trajectories):
             ungraded = next(t.job.id for t in self.trajectories if t.reward is None)
             raise ContractError(
-                f"job {ungraded}: it has no reward, so it is no trajectory of a group"
+                f"job {ungraded}: it has no reward, so it is not a trajectory of a group"
             )
         return rewards
 

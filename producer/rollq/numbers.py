@@ -10,14 +10,14 @@ LARGEST = 2**53 - 1
 
 
 def is_number(value: Any) -> bool:
-    """True if the value is a finite number, and no bool."""
+    """True if the value is a finite number, and not a bool."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= float_info.max
 
 
 def is_whole(value: Any, at_least: int = 0, at_most: int = LARGEST) -> bool:
-    """True if the value is a whole number within these bounds, and no bool."""
+    """True if the value is a whole number within these bounds, and not a bool."""
     return type(value) is int and at_least <= value <= at_most
 
 

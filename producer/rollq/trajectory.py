@@ -158,8 +158,7 @@ class Trajectory:
     """One episode, finished or not. The derived sequences run over all traces, end to end, and have
     equal length.
 
-    Train on `segments()`: with several traces, the tokens end to end are no text that a model has
-    seen.
+    Train on `segments()`: with several traces, no model has seen the tokens end to end.
     """
 
     job: Job
@@ -303,8 +302,8 @@ class Trajectory:
         `context` the prompt of a later trace repeats earlier turns as the template writes them, or
         their summary; that is prompt there, and not trained a second time.
 
-        Raises ContractError for another name, and FunctionError when a function raises or returns
-        what are no segments of the trajectory.
+        Raises ContractError for another name, and FunctionError when a function raises or does not
+        return segments of the trajectory.
         """
         segments = [
             Segment(

@@ -237,7 +237,7 @@ def _for_kombu(url: str) -> str:
 
 def mask_url(url: str) -> str:
     """The address with every password replaced by `***`, and with it what may be one in a wrong
-    place: a name without a password, the value of an unknown option, a port that is no number, a
+    place: a name without a password, the value of an unknown option, a port that is not a number, a
     lone word.
     """
     if re.fullmatch(r"\w+", url) and url != "localhost":
@@ -249,7 +249,7 @@ def mask_url(url: str) -> str:
     masked = re.sub(r"(?s)^([\w.+-]+://|(?![\w.+-]+://))([^@:]*):.*@", r"\1\2:***@", masked)
     # NAME@, which may be a password without a name
     masked = re.sub(r"((?<=//)|^)[^/?#@:]+@", "***@", masked)
-    # HOST:WORD, where the word is no port
+    # HOST:WORD, where the word is not a port
     masked = re.sub(r"^([\w.+-]+)://([^/?#@\s:]+):([^/?#@\s]+)", _mask_port, masked)
     # options of an address in another address, whose `?` is not the first
     return SECRET.sub(r"\1***", masked)

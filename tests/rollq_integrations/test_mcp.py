@@ -269,7 +269,7 @@ def test_a_file_of_several_servers(
         ({"a": {"url": "http://h/mcp", "args": ["x"]}}, "an address alone"),
         ({"a": {"url": "http://h/mcp", "env": {"A": "b"}}}, "an address alone"),
         ({"a": {"url": "h/mcp"}}, "begins with http"),
-        ([], "is no file of MCP servers"),
+        ([], "is not a file of MCP servers"),
     ],
 )
 def test_a_file_that_names_no_servers(tmp_path: Path, servers: object, says: str) -> None:

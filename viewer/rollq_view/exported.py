@@ -134,8 +134,8 @@ def _state(stop: Any) -> str:
 
 
 def _unreadable(head: Head, error: Exception) -> Row:
-    """The row of a line that is no exported trajectory."""
-    fault = head.fault or f"it is no exported trajectory: {type(error).__name__} {error}"
+    """The row of a line that is not an exported trajectory."""
+    fault = head.fault or f"it is not an exported trajectory: {type(error).__name__} {error}"
     name = f"line {head.number}"
     return Row(key="", job=name, run=UNREADABLE, group=name, state=UNREADABLE, why=short(fault))
 

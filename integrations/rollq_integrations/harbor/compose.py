@@ -276,5 +276,5 @@ def load_yaml(file: Path) -> dict[str, Any]:
     except yaml.YAMLError as e:
         raise JobFailure(f"{file}: {e}") from e
     if not isinstance(settings, dict):
-        raise JobFailure(f"{file} is no mapping")
+        raise JobFailure(f"{file} is not a mapping")
     return settings

@@ -26,7 +26,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
 def mcp_servers(file: str | Path) -> Callable[[], Tools]:
-    """Opens the tools of all servers in a file. A server's name is no part of its tools' names.
+    """Opens the tools of all servers in a file. A server's name is not a part of its tools' names.
 
     Raises JobFailure for a file that cannot be read, and for a field of a server that is not known,
     has no such value or does not belong to its kind of server.
@@ -35,7 +35,7 @@ def mcp_servers(file: str | Path) -> Callable[[], Tools]:
         servers = json.loads(Path(file).read_text())["mcpServers"]
         openers = {name: _opener(_expanded(server)) for name, server in servers.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-        raise JobFailure(f"{file} is no file of MCP servers: {type(e).__name__}: {e}") from e
+        raise JobFailure(f"{file} is not a file of MCP servers: {type(e).__name__}: {e}") from e
     if not openers:
         raise JobFailure(f"{file} has no server in mcpServers")
     return lambda: SeveralTools(openers)

@@ -104,7 +104,7 @@ class Session:
             return f"Error: there is no tool {action.name!r:.80}"
         try:
             arguments = {name: own_copy(value) for name, value in action.arguments.items()}
-            # What is no JSON, such as half a surrogate pair, would end the connection.
+            # Invalid JSON, such as half a surrogate pair, would end the connection.
             json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
         except ValueError as e:
             return f"Error: {e}"
@@ -141,7 +141,7 @@ class Session:
             command=self._server[0],
             args=list(self._server[1:]),
             env=self._env or None,
-            encoding_error_handler="replace",  # what it prints beside the protocol may be no UTF-8
+            encoding_error_handler="replace",  # what it prints beside the protocol may not be UTF-8
         )
         yield stdio_client(started, errlog=self._stderr)
 
@@ -191,7 +191,7 @@ class Session:
 
     async def _hear(self, message: Any) -> None:
         """Notes a message that the SDK cannot read, such as one with half a surrogate pair. A line
-        that is no message at all is passed over: servers print such.
+        that is not a message at all is passed over: servers print such.
         """
         if isinstance(message, ValueError) and '"jsonrpc"' in str(message):
             self._unreadable.set()
@@ -219,7 +219,7 @@ class Session:
 
 
 async def _schemas(client: Any) -> list[Json]:
-    """The tools of all pages. Raises ValueError for what is no list of tools."""
+    """The tools of all pages. Raises ValueError for a reply that is not a list of tools."""
     schemas: list[Json] = []
     names: set[str] = set()
     cursors: set[str] = set()

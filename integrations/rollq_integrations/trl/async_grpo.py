@@ -139,7 +139,7 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
     # The protocol of a rollout worker.
 
     def start(self) -> None:
-        """Begins to fill the queue. Raises SettingsError when this worker is no callback of the
+        """Begins to fill the queue. Raises SettingsError when this worker is not a callback of the
         trainer.
         """
         if self._temperature is None:

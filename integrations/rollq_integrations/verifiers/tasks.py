@@ -112,5 +112,5 @@ def prompt_of(data: Any) -> tuple[str, str]:
             system = "\n\n".join(part for part in (system, found[0].content) if part)
         found = found[-1].content
     if not isinstance(found, str) or not isinstance(system, str) or not found.strip():
-        raise JobFailure("a prompt that is no text")
+        raise JobFailure("a prompt that is not a text")
     return system, found

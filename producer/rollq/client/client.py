@@ -124,9 +124,10 @@ class Client:
         before are skipped.
 
         When Redis comes back without the last groups, they are submitted again: from memory, or by
-        reading `jobs` again if it has a source and is no iterator. Raises Gap when neither reaches
-        back far enough: submit the source again. Raises JobConflict, ContractError, or LedgerError
-        when the run is sealed. Groups that were submitted before the error stay submitted.
+        reading `jobs` again if it has a source and is not an iterator. Raises Gap when neither
+        reaches back far enough: submit the source again. Raises JobConflict, ContractError, or
+        LedgerError when the run is sealed. Groups that were submitted before the error stay
+        submitted.
 
         Where the worker's package is installed, ContractError also refuses what no worker can play,
         and the log warns of an environment, split or task that this machine does not know.

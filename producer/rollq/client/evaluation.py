@@ -48,8 +48,8 @@ LONGEST_NAME = 40
 def evaluation_jobs(run: str, name: str, tasks: Sequence[Job], k: int) -> list[Job]:
     """Sample 0 of each group of an evaluation inside a run: `eval.<name>.<env>.<split>.<task>`.
 
-    Raises ContractError for no tasks, a task that is there twice, a `k` that is no number of tries,
-    and a name that is no text.
+    Raises ContractError for no tasks, a task that is there twice, a `k` that is not a number of
+    tries, and a name that is not a text.
     """
     whole_number("k, the number of tries,", k, at_least=1)
     if not isinstance(name, str) or not name:

@@ -44,7 +44,7 @@ class Backend(Protocol):
 
     def user_call(self, state: Any, message: str) -> str | None:
         """Carries out the tool call in a user's message and returns its result; None if the message
-        is no tool call.
+        is not a tool call.
         """
         ...
 

@@ -130,7 +130,7 @@ def _line_faults(line: bytes) -> tuple[str, list[str]]:
         torn = " (torn by a crash: the next pull cuts it off)" if is_torn(line) else ""
         return "", [f"it is not a line of JSON{torn}: {e}"]
     if not isinstance(record, dict):
-        return "", [f"it is no trajectory but a {type(record).__name__}"]
+        return "", [f"it is not a trajectory but a {type(record).__name__}"]
     job_id = record.get("job")
     return job_id if isinstance(job_id, str) else "", faults(record)
 
@@ -164,7 +164,7 @@ def line_head(line: bytes) -> tuple[dict[str, Any], str]:
     except (ValueError, RecursionError) as e:
         return {}, f"it is not a line of JSON: {e}"
     if not isinstance(record, dict):
-        return {}, f"it is no trajectory but a {type(record).__name__}"
+        return {}, f"it is not a trajectory but a {type(record).__name__}"
     mask = record.get("mask")
     if isinstance(mask, list):
         record["sampled"] = mask.count(1)

@@ -38,8 +38,8 @@ def faults(record: Record) -> list[str]:
     missing = [f"it has no {name}" for name in required if name not in record]
     if len(missing) > len(required) // 2:
         return [
-            f"it is no exported trajectory: {', '.join(missing[:2])}, and {len(missing) - 2} more "
-            "are missing"
+            f"it is not an exported trajectory: {', '.join(missing[:2])}, and {len(missing) - 2} "
+            "more are missing"
         ]
     by_field = [*missing, *_field_faults(record)]
     if by_field:
@@ -106,13 +106,13 @@ def _token_faults(record: Record) -> Iterator[str]:
 
 def _token_fault(token: Any, sampled: Any, logprob: Any, version: Any) -> str:
     if not is_whole(token, at_most=2**32 - 1):
-        return f"id {token!r:.60} is no token id"
+        return f"id {token!r:.60} is not a token id"
     if not is_whole(sampled, at_most=1):
         return f"mask {sampled!r:.60} is neither 0 nor 1"
     if not is_number(logprob):
-        return f"logprob {logprob!r:.60} is no finite number"
+        return f"logprob {logprob!r:.60} is not a finite number"
     if sampled and not is_text(version):
-        return f"it was sampled, and version {version!r:.60} is no name"
+        return f"it was sampled, and version {version!r:.60} is not a name"
     if not sampled and (logprob != 0.0 or version is not None):
         return f"it was not sampled, and has logprob {logprob} and version {version!r:.60}"
     return ""
@@ -130,7 +130,7 @@ def _teacher_faults(record: Record) -> Iterator[str]:
             is_number(logprob) and (sampled or logprob == 0.0)
             for logprob, sampled in zip(logprobs, record["mask"], strict=True)
         ):
-            yield f"teacher {teacher}: a logprob that is no finite number, or of an unsampled token"
+            yield f"teacher {teacher}: a logprob is not a finite number, or of an unsampled token"
 
 
 def _piece_faults(record: Record) -> Iterator[str]:
@@ -175,7 +175,7 @@ def _extra_faults(record: Record) -> Iterator[str]:
             data = b64decode(extra["data"], validate=True)
             Extra(dtype=extra["dtype"], shape=extra["shape"], data=data)
         except (KeyError, TypeError, ValueError) as e:  # a ContractError is a ValueError
-            yield f"extra {name} is no array: {type(e).__name__}: {e}"
+            yield f"extra {name} is not an array: {type(e).__name__}: {e}"
 
 
 def _turn_faults(record: Record) -> Iterator[str]:

@@ -252,7 +252,7 @@ class Deliveries:
             if "group" in reply:
                 lost = f"group {self.run}/{reply.text('group')}"
             raise NotHeld(
-                f"{lost} is not held under {token}: it is no group of that batch, or the "
+                f"{lost} is not held under {token}: it is not a group of that batch, or the "
                 "hold was lost and another consumer has it or will get it"
             )
 

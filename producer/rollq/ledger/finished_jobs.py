@@ -78,4 +78,4 @@ def _read(
     except ContractError as e:
         return e
     except (TypeError, ValueError) as e:
-        return ContractError(f"job {job_id}: attempt {attempt!r} is no number: {e}")
+        return ContractError(f"job {job_id}: attempt {attempt!r} is not a number: {e}")

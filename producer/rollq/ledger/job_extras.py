@@ -41,7 +41,7 @@ def check_names(names: Sequence[str], where: str = "") -> None:
         raise ContractError(f"{where}names of extras belong in a list, not in a text: [{names!r}]")
     for name in names:
         if not isinstance(name, str) or name in ("", LEASE):
-            raise ContractError(f"{where}{name!r} is no name of an extra")
+            raise ContractError(f"{where}{name!r} is not the name of an extra")
 
 
 def read_extras(

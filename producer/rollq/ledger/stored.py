@@ -11,7 +11,7 @@ COUNT = re.compile(rb"[0-9]{1,10}")
 
 
 def text(value: bytes | None) -> str:
-    """Bytes that are no UTF-8 are shown as \\xff."""
+    """Bytes that are not UTF-8 are shown as \\xff."""
     return (value or b"").decode("utf-8", "backslashreplace")
 
 

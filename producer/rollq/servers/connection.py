@@ -115,7 +115,7 @@ class OneServer(redis.Redis):
         return self.retry_loop(lambda: self.address(lambda: self._once(call)))
 
     def _once(self, call: Callable[[], T]) -> T:
-        """Leaves a server that is no primary any more, so that the next call looks for the primary.
+        """Leaves a server that is not the primary any more, so that the next call looks for it.
 
         redis-py does so by itself, but not for errors that come out of a script.
         """

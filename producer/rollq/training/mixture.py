@@ -59,7 +59,7 @@ class Part:
         return f"the part of {self.jobs[0].env}/{self.jobs[0].split}"
 
     def weight_at(self, step: int) -> float:
-        """Raises ContractError for what is no weight."""
+        """The weight at a step. Raises ContractError unless it is one."""
         weight: Any = self.weight
         if isinstance(weight, Mapping):
             steps = sorted(weight)

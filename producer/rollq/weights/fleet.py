@@ -209,9 +209,9 @@ class Fleet:
         _outcome(version, *_parallel(engines, one, agreement.leave), {})
 
     def versions(self) -> dict[str, str | None]:
-        """The weight version of each engine, by its URL; None for one that does not answer within 5
-        s or is no engine. An engine that was started in the middle of an update shows itself here
-        by its old version.
+        """The weight version of each engine by its URL. None for one that is not an engine, or does
+        not answer within 5 s. An engine that was started in the middle of an update shows itself
+        here by its old version.
         """
         engines, away = self._engines(None, VERSIONS_TIMEOUT_S)
         served, _ = _parallel(engines, lambda engine: engine.serving(VERSIONS_TIMEOUT_S).version)

@@ -122,7 +122,7 @@ def heading(blob: bytes) -> tuple[Any, Any]:
 
 
 def check_version(blob: bytes, where: str) -> None:
-    """Raises UnknownSchema for the blob of another version. What is no blob at all passes."""
+    """Raises UnknownSchema for the blob of another version. Bytes that are not a blob pass."""
     version, kind = heading(blob)
     if version == SCHEMA or type(version) is not int or type(kind) is not str:
         return

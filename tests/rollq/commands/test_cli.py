@@ -113,7 +113,7 @@ def test_starting_imports_nothing_heavy(line: str, unneeded: str) -> None:
         ("submit --temperature 1", "no flag --temperature: write --set sampling.temperature="),
         ("eval --max-turns=1", "there is no flag --max-turns: write --set budget.max_turns="),
         ("demo --group 3", "there is no flag --group; did you mean --groups"),
-        ("jobs list --run r", "RUN is no flag of this command: write rollq jobs list RUN"),
+        ("jobs list --run r", "RUN is not a flag of this command: write rollq jobs list RUN"),
         ("submit --run r --tasks 0", "--env is missing"),
         ("pull --run r", "required: --groups"),
     ],

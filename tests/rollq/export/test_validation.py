@@ -115,9 +115,9 @@ DAMAGES: list[tuple[str, Damage, str]] = [
         "its lengths differ",
     ),
     ("no number", put("logprobs", math.nan, math.inf, -math.inf, None, "-1", True), "token "),
-    ("no id", put("tokens", -1, 2**32, 1.5, None, "7", True), "is no token id"),
+    ("no id", put("tokens", -1, 2**32, 1.5, None, "7", True), "is not a token id"),
     ("no mask", put("mask", 2, -1, None, True), "is neither 0 nor 1"),
-    ("no version", put("versions", None, "", 3, mask=1), "is no name"),
+    ("no version", put("versions", None, "", 3, mask=1), "is not a name"),
     ("flipped mask", flipped_mask, "token "),
     ("shifted mask", lambda found, _: found.update(mask=[*found["mask"][1:], 0]), "token "),
     (

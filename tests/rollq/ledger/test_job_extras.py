@@ -89,7 +89,7 @@ def test_they_go_with_the_journal(ledger: Ledger, end: Callable[[Ledger], None])
 
 def test_names_are_checked(ledger: Ledger) -> None:
     for name in ("", "#"):
-        with pytest.raises(ContractError, match="is no name of an extra"):
+        with pytest.raises(ContractError, match="is not the name of an extra"):
             save_extras(ledger.scripts, JOB, "1#t", {name: TOP_P})
 
 
@@ -101,7 +101,7 @@ def test_a_consumer_that_asks_for_what_is_no_name_takes_nothing(
     play(ledger, JOB, a=TOP_P)
     play(ledger, "r/g/1")
     with Client(redis_url, run="r") as client:
-        with pytest.raises(ContractError, match=r"belong in a list|is no name of an extra"):
+        with pytest.raises(ContractError, match=r"belong in a list|is not the name of an extra"):
             client.consumer(extras=names)
         assert client.dead() == [] and client.stats()["groups_ready"] == 1
 

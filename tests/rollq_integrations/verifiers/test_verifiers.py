@@ -153,7 +153,7 @@ def test_a_reward_that_raises_is_never_a_reward_of_0(fault: str, says: str) -> N
         ({"unknown": 1}, "cannot be loaded: ValidationError"),
         ({"data": {"prompt": "x", "image": "debian"}}, "needs a container"),
         ({"data": {"prompt": "x", "agent_user": "agent"}}, "needs its agent_user"),
-        ({"data": {}}, "needs a prompt that is no text"),
+        ({"data": {}}, "needs a prompt that is not a text"),
         ({"data": {"prompt": []}}, "needs a prompt of other messages"),
         (
             {"data": {"prompt": [{"role": "assistant", "content": "x"}]}},

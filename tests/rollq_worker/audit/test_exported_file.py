@@ -22,13 +22,13 @@ def test_a_compressed_file_says_so(tmp_path: Path) -> None:
     [
         ("[" * 100_000, "x.jsonl:2 is not a line of JSON"),
         ("[]", "not an exported trajectory but a list"),
-        ({"job": "r/g/0"}, "it is no exported trajectory"),
+        ({"job": "r/g/0"}, "it is not an exported trajectory"),
         (record(logprobs=[0.0] * 15), "its lengths differ: 16 tokens, 16 mask, 15 logprobs"),
         (record(pieces=[[8, "stop"]]), "its pieces end at"),
         (record(sampling={"temperature": "hot"}), "could not convert string to float: 'hot'"),
         (record(sampling={"temperature": float("inf")}), "temperature is inf"),
         (record(sampling={"temperature": 10**400}), "too large"),
-        (record(logprobs=[0.0] * 8 + [10**400] + [0.0] * 7), "is no finite number"),
+        (record(logprobs=[0.0] * 8 + [10**400] + [0.0] * 7), "is not a finite number"),
         ({**record(), "pieces": None}, "pieces"),
     ],
 )

@@ -88,8 +88,8 @@ def test_a_file_of_something_else_is_said_in_one_line(
     assert cli.main(["audit", str(file), "--offline"]) == 1
     [said] = capsys.readouterr().out.splitlines()
     assert said.startswith(
-        f"{file}: this is not an exported file. line 1: it is no exported trajectory: it has no "
-        "job, "
+        f"{file}: this is not an exported file. line 1: it is not an exported trajectory: it has "
+        "no job, "
     )
 
 
@@ -98,9 +98,9 @@ def test_a_torn_line_and_lines_that_are_no_trajectories(tmp_path: Path) -> None:
     whole = file.read_bytes()
     file.write_bytes(b"[]\n" + b"[" * 100_000 + b"\n" + b'{"a": 1}\n' + whole[:-20])
     first = {checked.where: checked.faults[0] for checked in examine(file).first}
-    assert first["line 1"] == "it is no trajectory but a list"
+    assert first["line 1"] == "it is not a trajectory but a list"
     assert first["line 2"].startswith("it is not a line of JSON: ")
-    assert first["line 3"].startswith("it is no exported trajectory: it has no job, ")
+    assert first["line 3"].startswith("it is not an exported trajectory: it has no job, ")
     assert first["line 5"].startswith(
         "it is not a line of JSON (torn by a crash: the next pull cuts it off): "
     )

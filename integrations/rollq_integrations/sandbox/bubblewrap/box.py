@@ -125,7 +125,7 @@ class Bubblewrap:
             raise JobFailure(f"bubblewrap has one user, not {user!r}: take a container")
         # half of a character pair has no bytes
         argv = [part.encode(errors="replace").decode() for part in command]
-        argv = argv or [""]  # which is no program, too
+        argv = argv or [""]  # no program has that name
         refusal = refuse_arguments(argv)
         if refusal:
             return refusal

@@ -31,7 +31,7 @@ def load(path: str) -> Callable[..., Any]:
     """
     module, colon, name = path.partition(":")
     if not (colon and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))):
-        raise SettingsError(f"{path!r} is no import path of a function: write module:function")
+        raise SettingsError(f"{path!r} is not an import path of a function: write module:function")
     try:
         target: Any = importlib.import_module(module)
     except (Exception, SystemExit) as e:  # a module may raise anything while it is imported
@@ -76,7 +76,8 @@ class Filter:
         if isinstance(where, str) and ":" not in where:
             if where not in FILTERS:
                 raise SettingsError(
-                    f"where {where!r} is no filter: write {', '.join(FILTERS)}, or module:function"
+                    f"where {where!r} is not a filter: write {', '.join(FILTERS)}, or "
+                    "module:function"
                 )
             return cls(where, FILTERS[where])
         return cls(_name(where)[-LONGEST_NAME:], _callable(where, "where"))

@@ -32,7 +32,7 @@ log = logging.getLogger("rollq")
 
 
 def check_version(run: str, weight_version: object) -> None:
-    """Raises ContractError for what is no weight version's name."""
+    """Raises ContractError unless it can name a weight version."""
     if not isinstance(weight_version, str) or not 0 < len(weight_version) <= LONGEST_VERSION:
         raise ContractError(
             f"run {run}: a weight version is a text of 1 to {LONGEST_VERSION} characters, "

@@ -120,7 +120,7 @@ class Values(dict[str, Any]):
 
     def assign(self, where: str, key: str, value: Json) -> None:
         """Sets a key, or a part of one. Raises SettingsError for an unknown key, and for a value
-        that is no table where one belongs.
+        that is not a table where one belongs.
         """
         first, dot, part = key.partition(".")
         if dot:
@@ -233,7 +233,7 @@ def keys(settings: type, filled: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def _key_help(parser: Parser, settings: type, filled: tuple[str, ...]) -> str:
-    """The keys that are no flags, with the first sentence of the string below each field."""
+    """The keys that are not flags, with the first sentence of the string below each field."""
     rows: dict[str, str] = {}
     for kind in (Job, settings):
         docs = field_docs(kind)

@@ -21,7 +21,7 @@ class Parser(argparse.ArgumentParser):
         self.flags: dict[str, argparse.Action] = {}
         """All flags, by each of their names."""
         self.places: list[str] = []
-        """Names of the arguments that are no flags, as help has them."""
+        """Names of the arguments that are not flags, as help has them."""
         self.keys: Sequence[str] = ()
         """Keys that `--set` takes."""
         self.more_help: Callable[[], str] = str
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
     def _refuse(self, flag: str) -> NoReturn:
         place = flag[2:].upper()
         if any(place in places.split("|") for places in self.places):
-            self.error(f"{place} is no flag of this command: write {self.prog} {place}")
+            self.error(f"{place} is not a flag of this command: write {self.prog} {place}")
         word = flag[2:].replace("-", "_")
         for key in self.keys:
             if key.rpartition(".")[2] == word:

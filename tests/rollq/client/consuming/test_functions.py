@@ -40,10 +40,10 @@ def test_a_function_is_loaded_by_its_import_path(module: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("own_rules", "no import path"),
-        ("own_rules:", "no import path"),
-        (":half", "no import path"),
-        ("own rules:half", "no import path"),
+        ("own_rules", "not an import path"),
+        ("own_rules:", "not an import path"),
+        (":half", "not an import path"),
+        ("own rules:half", "not an import path"),
         ("not_there.at_all:half", "there is no module not_there: is its folder on PYTHONPATH"),
         ("own_rules:third", "own_rules has no third"),
         ("own_rules:NUMBER", "NUMBER is a int, not a function"),

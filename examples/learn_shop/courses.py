@@ -61,7 +61,9 @@ class Course:
         Raises SettingsError when there is one of another course, or the model's vocabulary does not
         fit.
         """
-        start, made, wanted = folder / "start", folder / "start.json", self._settings()
+        start = folder / "start"
+        made = folder / "start.json"
+        wanted = self._settings()
         if not made.exists():
             self._make(start, say)
             made.write_text(json.dumps(wanted))
@@ -92,7 +94,8 @@ class Course:
         return teacher
 
     def _make(self, start: Path, say: Say, right: float = RIGHT) -> None:
-        options, rng = self.options, random.Random(self.options.seed)
+        options = self.options
+        rng = random.Random(self.options.seed)
         vocabulary = self.pretrained or BUNDLED
         tokenizer = vocabulary_of(vocabulary)
         model = (

@@ -62,7 +62,8 @@ def demonstration(
     """
     tasks = domain(env)
     index = rng.randrange(tasks.splits()["train"])
-    task, environment = tasks.task("train", index), tasks.open("train", index, {})
+    task = tasks.task("train", index)
+    environment = tasks.open("train", index, {})
     return play(
         Job(env=env, task=index, run="demonstration", group=f"{index}"),
         engine=_clerk(tokenizer, index, rng, right)

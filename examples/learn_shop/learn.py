@@ -124,7 +124,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     say = clock()
-    course, sglang = course_of(args), choose_sglang(args)
+    course = course_of(args)
+    sglang = choose_sglang(args)
     say(
         "engine: "
         f"{args.engine or (f'SGLang of {sglang}' if sglang else 'the sampler of this example')}"
@@ -132,7 +133,9 @@ def main() -> None:
     say(f"trainer: {device(course.options)}")
     if args.teacher and (args.model or args.engine or args.staleness not in (None, 1)):
         raise SystemExit("--teacher is for the tiny policy at a staleness of 1, on its own engines")
-    start, histories, audited = course.start(args.out, say), {}, course.pretrained is not None
+    start = course.start(args.out, say)
+    histories = {}
+    audited = course.pretrained is not None
     bounds = [1] if args.teacher else [0, 1] if args.staleness is None else [args.staleness]
     for staleness in bounds:
         say(f"learning with a staleness of at most {staleness}")

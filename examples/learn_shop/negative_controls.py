@@ -77,8 +77,10 @@ def main() -> None:
     if unknown := set(names) - CONTROLS.keys():
         parser.error(f"--only {', '.join(sorted(unknown))}: the names are {', '.join(CONTROLS)}")
     say = clock()
-    course, sglang = course_of(args), choose_sglang(args)
-    start, histories = course.start(args.out, say), {}
+    course = course_of(args)
+    sglang = choose_sglang(args)
+    start = course.start(args.out, say)
+    histories = {}
     for name in names:
         control = CONTROLS[name]
         say(f"control: {control.title}")

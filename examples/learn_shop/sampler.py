@@ -210,7 +210,8 @@ class Sampler(threading.Thread):
         request.slot = None
 
     def _reply(self, request: Request, reason: dict[str, Any]) -> dict[str, Any]:
-        spans, at = [], 0
+        spans = []
+        at = 0
         for version, tokens in groupby(request.versions):
             end = at + len(list(tokens))
             spans.append({"version": version, "start": at, "end": end})

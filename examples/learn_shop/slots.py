@@ -66,11 +66,13 @@ class Slots:
         tokens = torch.zeros(len(slots), width, dtype=torch.long)
         places = torch.full((len(slots), width), self.context)
         for row, slot in enumerate(slots):
-            ids, start = new.get(slot, []), len(self.held[slot])
+            ids = new.get(slot, [])
+            start = len(self.held[slot])
             tokens[row, : len(ids)] = torch.tensor(ids, dtype=torch.long)
             places[row, : len(ids)] = torch.arange(start, start + len(ids))
             self.held[slot] += ids
-        self._rows, self._places = torch.tensor(slots)[:, None], places
+        self._rows = torch.tensor(slots)[:, None]
+        self._places = places
         self._read = slice(len(slots)) if every else torch.tensor(slots)
         self._length = max(len(self.held[slot]) for slot in new)
         visible = torch.arange(self._length) <= places[:, :, None]

@@ -133,7 +133,8 @@ def tasks(
     teachers: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Job]:
     """Groups of training tasks, drawn at random."""
-    rng, known = random.Random(options.seed), domain(options.env).splits()["train"]
+    rng = random.Random(options.seed)
+    known = domain(options.env).splits()["train"]
     for number in range(groups):
         yield Job(
             env=options.env,

@@ -47,7 +47,8 @@ def run(
     """The whole of it, in a folder that this makes. Returns what results.json has."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    start, folder = start.absolute(), folder.absolute()
+    start = start.absolute()
+    folder = folder.absolute()
     if trainer == "async_grpo":
         options = replace(options, staleness=1)
     with DemoProcesses(say) as processes, ExitStack() as stack:
@@ -125,7 +126,8 @@ def follow(
     """Prints what each step logs, until the trainer ends or is killed after a step. Raises
     RollqError when it fails.
     """
-    said, alive = len(_lines(file)), True
+    said = len(_lines(file))
+    alive = True
     while alive:
         time.sleep(LOOK_S)
         processes.check()
@@ -166,8 +168,11 @@ def main() -> None:
     args = parser.parse_args()
     if not 0 < args.kill_at < args.steps:
         parser.error("--kill-at is a step before the last one")
-    say, course, sglang = clock(), course_of(args), choose_sglang(args)
-    start, folder = course.start(args.out, say), args.out / args.trainer
+    say = clock()
+    course = course_of(args)
+    sglang = choose_sglang(args)
+    start = course.start(args.out, say)
+    folder = args.out / args.trainer
     run(
         args.trainer,
         start,

@@ -135,7 +135,8 @@ def changed_prompts(events: Iterable[Event]) -> Iterator[str]:
 
 
 def _differ_in_the_system(before: Prompt, now: Prompt) -> bool:
-    was, messages = before.messages, now.messages
+    was = before.messages
+    messages = now.messages
     return (
         before.model == now.model
         and 1 < len(was) < len(messages)
@@ -157,7 +158,8 @@ def _difference(was: str, now: str) -> str:
 
 def _version_breaks(trajectory: Trajectory) -> int:
     """Breaks in the order in which tokens were sampled, which is not that of the traces."""
-    breaks, current = 0, ""
+    breaks = 0
+    current = ""
     earlier: set[str] = set()
     for event in trajectory.events:
         if not isinstance(event, Sampled):

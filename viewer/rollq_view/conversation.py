@@ -205,7 +205,8 @@ def _step_entries(
 
 
 def _entry(message: Mapping[str, Any], images: Mapping[str, bytes]) -> dict[str, Any]:
-    content, role = message.get("content"), str(message["role"])
+    content = message.get("content")
+    role = str(message["role"])
     parts = content if isinstance(content, list) else []
     text = _text(parts) if parts else str(content or "")
     calls = [

@@ -78,7 +78,8 @@ class ExportedFile:
                 self._heads = jsonl.heads(self._path, self._last)
             for head in self._heads:
                 self._add(head)
-                self._share, self._last = min(head.share, 0.999), head
+                self._share = min(head.share, 0.999)
+                self._last = head
                 if time.monotonic() > deadline:
                     return
             self._share = 1.0
@@ -88,7 +89,8 @@ class ExportedFile:
             row = row_of(head.fields)
         except (ContractError, KeyError, TypeError, ValueError, AttributeError) as e:
             row = _unreadable(head, e)
-        count, key = 1, row.job
+        count = 1
+        key = row.job
         while key in self._starts:
             count += 1
             key = f"{row.job}#{count}"
@@ -106,7 +108,8 @@ def row_of(record: Record) -> Row:
     """The row of a record without its tokens and messages; it has `sampled` where the mask says
     it.
     """
-    reward, sampled = record["reward"], record.get("sampled")
+    reward = record["reward"]
+    sampled = record.get("sampled")
     failure = str(record["failure"] or "")
     return Row(
         key="",

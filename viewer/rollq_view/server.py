@@ -68,7 +68,10 @@ class ViewServer:
     def __init__(
         self, place: Place, *, run: str = "", token: str = "", texts: Texts | None = None
     ) -> None:
-        self.place, self.run, self.token, self.texts = place, run, token, texts
+        self.place = place
+        self.run = run
+        self.token = token
+        self.texts = texts
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[_guard, _errors], client_max_size=1 << 16)

@@ -177,7 +177,8 @@ def _sampled_turns(record: Record) -> tuple[int, list[Turn]]:
     """The number of tokens before the first turn, and turns with their tokens only."""
     ids, logprobs, versions = record["tokens"], record["logprobs"], record["versions"]
     turns: list[Turn] = []
-    prompt, start = 0, 0
+    prompt = 0
+    start = 0
     for sampled, run in groupby(record["mask"]):
         end = start + sum(1 for _ in run)
         if sampled:
@@ -193,7 +194,8 @@ def _sampled_turns(record: Record) -> tuple[int, list[Turn]]:
 
 def version_spans(versions: Iterable[Any]) -> list[list[Any]]:
     """`[version, start, end]` of runs of equal versions."""
-    spans, start = [], 0
+    spans = []
+    start = 0
     for version, run in groupby(versions):
         end = start + sum(1 for _ in run)
         spans.append([version, start, end])

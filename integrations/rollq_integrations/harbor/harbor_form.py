@@ -247,7 +247,8 @@ def _tests_place(
     path: Path, settings: Mapping[str, Any], verifier: Mapping[str, Any]
 ) -> tuple[SandboxSpec, bool]:
     """The container of the tests, and true if its image comes with them."""
-    own, agents = table(verifier, "environment"), table(settings, "environment")
+    own = table(verifier, "environment")
+    agents = table(settings, "environment")
     environment = own or agents
     network = _mode(verifier, _mode(environment)) == PUBLIC
     is_bundled = any((path / "tests" / name).is_file() for name in (DOCKERFILE, *COMPOSE))

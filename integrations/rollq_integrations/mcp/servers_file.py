@@ -68,7 +68,9 @@ def _opener(server: Mapping[str, Any]) -> Callable[[], Tools]:
         raise ValueError(f"{', '.join(unknown)} of a server is not known")
     if server.get("type", "stdio") not in TYPES:
         raise ValueError(f"a server's type is {' or '.join(TYPES)}, not {server['type']!r}")
-    args, env, headers = server.get("args", []), server.get("env", {}), server.get("headers", {})
+    args = server.get("args", [])
+    env = server.get("env", {})
+    headers = server.get("headers", {})
     if not isinstance(args, list) or not isinstance(env, dict) or not isinstance(headers, dict):
         raise TypeError("a server's args are a list, its env and headers are objects")
     values = [server.get("command", ""), server.get("url", "")]

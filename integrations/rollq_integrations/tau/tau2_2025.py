@@ -215,7 +215,8 @@ def _cases(variant: str, data: Path) -> Mapping[str, Sequence[Case]]:
 
 
 def _case(variant: str, record: Mapping[str, Json], task: Any) -> Case:
-    criteria, scenario = task.evaluation_criteria, task.user_scenario.instructions
+    criteria = task.evaluation_criteria
+    scenario = task.user_scenario.instructions
     if task.initial_state is not None:
         raise JobFailure(
             f"tau2_2025:{variant} task {task.id} changes the database before it "

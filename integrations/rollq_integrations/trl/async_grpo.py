@@ -126,7 +126,8 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._synced: list[int] = []
         """The trainer's step of each weight sync."""
         self._sync_every = 1
-        self._done, self._into = -1, 0
+        self._done = -1
+        self._into = 0
         """The last batch whose samples are all trained, and how many samples of the next one are.
         """
         self._kept = -1
@@ -149,7 +150,8 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
             )
         self._stopping.clear()
         self.rollout_buffer.clear()
-        self._error, self._produced_at = None, time.monotonic()
+        self._error = None
+        self._produced_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="rollq-rollouts", daemon=True)
         self._thread.start()
 
@@ -204,12 +206,16 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         check_template_kwargs(args)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._temperature, self.step = args.temperature, state.global_step
+        self._temperature = args.temperature
+        self.step = state.global_step
         self.rollout_buffer.max_staleness, self._sync_every = (
             args.max_staleness,
             args.weight_sync_steps,
         )
-        self._synced, self._done, self._into, self._kept = [], -1, 0, -1
+        self._synced = []
+        self._done = -1
+        self._into = 0
+        self._kept = -1
         if self.step:
             saved = state.stateful_callbacks.get(type(self).__name__)
             if not saved:
@@ -217,10 +223,12 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
                     "the checkpoint does not say what it holds: it was saved "
                     "without a RolloutWorker"
                 )
-            self._done, self._into = saved["attributes"]["done"], saved["attributes"]["into"]
+            self._done = saved["attributes"]["done"]
+            self._into = saved["attributes"]["into"]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.step, self._produced_at = state.global_step, time.monotonic()
+        self.step = state.global_step
+        self._produced_at = time.monotonic()
         if state.is_world_process_zero:
             self._count(
                 args.per_device_train_batch_size
@@ -316,7 +324,8 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
             for segment in trajectory.segments(self._traces)
         )  # as the arrays
         for row, (index, segment) in enumerate(zip(arrays.trajectory_index, segments, strict=True)):
-            trajectory, group = batch.trajectories[index], batch.groups[arrays.group_index[row]]
+            trajectory = batch.trajectories[index]
+            group = batch.groups[arrays.group_index[row]]
             check_temperature(trajectory.job, self._temperature)
             refuse_images(trajectory, "TRL")
             length = int(arrays.attention_mask[row].sum())

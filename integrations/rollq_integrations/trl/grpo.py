@@ -124,7 +124,8 @@ class RolloutFunc:
         self._batches: dict[int, int] = {}
         """The trainer's step of each batch that is not acknowledged, by the number of the batch."""
         self._synced: int | None = None
-        self._step, self._calls = -1, 0
+        self._step = -1
+        self._calls = 0
         """The trainer's step of the last call, and the number of calls for this step."""
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
@@ -165,7 +166,9 @@ class RolloutFunc:
         """Stops renewing what is held. The next trainer of the run takes it over."""
         if self._consumer:
             self._consumer.close()
-        self._consumer, self._synced, self._step = None, None, -1
+        self._consumer = None
+        self._synced = None
+        self._step = -1
         self._batches.clear()
 
     def _check(self, trainer: Any) -> None:

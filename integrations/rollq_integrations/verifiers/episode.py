@@ -77,7 +77,8 @@ class Episode:
         self._loop.close(self._toolsets.close())
 
     def _add(self, kind: str, sampled: bool = False, **fields: Any) -> None:
-        vf, nodes = package(), self._trace.nodes
+        vf = package()
+        nodes = self._trace.nodes
         parent = len(nodes) - 1 if nodes else None
         nodes.append(
             vf.MessageNode(parent=parent, message=getattr(vf, kind)(**fields), sampled=sampled)

@@ -17,7 +17,8 @@ def playable_tasks(name: str, config: Mapping[str, Json]) -> list[Any]:
     try:
         kind = vf.taskset_config_type(name)
         found = vf.load_taskset(kind.model_validate({"id": name, **config}))
-        env, harness = vf.environment_class(name), vf.default_harness_id(name)
+        env = vf.environment_class(name)
+        harness = vf.default_harness_id(name)
         tasks = list(found) if found.bounded else []
     except Exception as e:  # other people's code
         raise JobFailure(f"the taskset {name!r} cannot be loaded: {type(e).__name__}: {e}") from e
@@ -102,7 +103,8 @@ def _needs_of_toolsets(task: Any) -> str:
 
 def prompt_of(data: Any) -> tuple[str, str]:
     """System prompt and question. Raises JobFailure."""
-    system, found = data.system_prompt or "", data.prompt
+    system = data.system_prompt or ""
+    found = data.prompt
     if isinstance(found, list):
         if [message.role for message in found] not in (["user"], ["system", "user"]):
             raise JobFailure(

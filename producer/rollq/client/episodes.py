@@ -57,7 +57,8 @@ class Episodes:
 
     def __init__(self, ledger: Ledger, producer: Producer, keep_steps: int) -> None:
         """`keep_steps`: see `Client.episodes`."""
-        self._reader, self._producer = LedgerReader(ledger.redis, ledger.run), producer
+        self._reader = LedgerReader(ledger.redis, ledger.run)
+        self._producer = producer
         self._run_name = ledger.run
         self._deliveries = Deliveries(ledger.redis, ledger.run)
         self._keep_steps = keep_steps

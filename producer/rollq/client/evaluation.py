@@ -118,8 +118,11 @@ class Collector:
                 f"run {reader.run}: an evaluation has at most {LARGEST} tries, not "
                 f"{len(jobs) * jobs[0].size}: split the tasks"
             )
-        self.reader, self.jobs = reader, jobs
-        self._name, self._version, self._on_group = name, version, on_group
+        self.reader = reader
+        self.jobs = jobs
+        self._name = name
+        self._version = version
+        self._on_group = on_group
         self._store = EvaluationStore(reader.scripts)
         self._results: dict[str, TaskResult] = {}
         self._left_out: dict[str, None] = {}
@@ -305,10 +308,13 @@ class Evaluation:
         self, collector: Collector, submit: Callable[[], object], tracking: Tracking | None
     ) -> None:
         """`submit` enters all jobs; those that Redis has stay as they are."""
-        self._collector, self._submit, self._tracking = collector, submit, tracking
+        self._collector = collector
+        self._submit = submit
+        self._tracking = tracking
         self._result: Result | None = None
         self._error: BaseException | None = None
-        self._stop, self._over = threading.Event(), threading.Event()
+        self._stop = threading.Event()
+        self._over = threading.Event()
         self._retry = RetryLoop(wait=self._pause)
         self._thread = threading.Thread(target=self._run, name="rollq-evaluation", daemon=True)
         self._thread.start()
@@ -353,7 +359,8 @@ class Evaluation:
         self._over.set()
 
     def _collect(self) -> Result:
-        collector, pause = self._collector, FIRST_PAUSE_S
+        collector = self._collector
+        pause = FIRST_PAUSE_S
         wait = WaitLog(partial(explain, collector.reader, Purpose.EVAL))
         self._retry(collector.check)
         self._submit()

@@ -29,7 +29,8 @@ class SolveRates:
     def add(self, group: Group) -> None:
         """Records how well this group solved its task: the mean of its rewards. Safe to repeat."""
         rewards = group.rewards
-        task, rate = group.trajectories[0].job.task_name, sum(rewards) / len(rewards)
+        task = group.trajectories[0].job.task_name
+        rate = sum(rewards) / len(rewards)
         self._retry(lambda: self._store.add(task, group.id, float(rate)))
 
     def where(self, where: Where | None = None) -> Callable[[Group], bool]:

@@ -53,7 +53,8 @@ class Trackers:
     """The trackers of one client, which its consumers and evaluations share. They end with it."""
 
     def __init__(self, reader: LedgerReader, retry: RetryLoop) -> None:
-        self._reader, self._retry = reader, retry
+        self._reader = reader
+        self._retry = retry
         self._trackings: dict[object, Tracking] = {}
         self._lock = threading.Lock()
 
@@ -97,7 +98,8 @@ class Tracking:
             self._open = named(track)
         else:
             self._open = lambda run: track
-        self._reader, self._retry = reader, retry
+        self._reader = reader
+        self._retry = retry
         self._tracker: Tracker | None = None
         self._before: RunSnapshot | None = None
         self._room = threading.Semaphore(MOST)
@@ -138,7 +140,8 @@ class Tracking:
     def close(self) -> None:
         """The same, and it ends."""
         with self._lock:
-            over, self._closed = self._closed or not self._thread.ident, True
+            over = self._closed or not self._thread.ident
+            self._closed = True
         if over:
             return
         self._acts.put((END, self._end))
@@ -163,7 +166,8 @@ class Tracking:
                 self._room.release()
 
     def _log(self, batch: Batch, at: float) -> None:
-        run, tracker = read_run(self._reader, at), self._opened()
+        run = read_run(self._reader, at)
+        tracker = self._opened()
         tracker.log(step_metrics(batch, run, self._before, tracker.rollouts))
         self._before = run
 

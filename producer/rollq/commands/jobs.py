@@ -221,7 +221,8 @@ def _act_on_each(
     """Acts on every job, or group with so many jobs, and reports. The exit code is 1 when a job
     that was named is refused.
     """
-    done, refused = 0, {}
+    done = 0
+    refused = {}
     for each in names:
         try:
             count = retry(partial(act, each))

@@ -152,7 +152,8 @@ def from_ledger(args: argparse.Namespace) -> tuple[dict[str, Any], Sequence[tupl
     Raises RollqError.
     """
     with open_client(args, run_of(args.what), must_exist=True) as client:
-        state, trajectory = client.job(args.what), client.trajectory(args.what, args.attempt)
+        state = client.job(args.what)
+        trajectory = client.trajectory(args.what, args.attempt)
     reason = state.reason if state.failures and args.attempt in (None, state.attempt) else ""
     return record(trajectory), job_facts(state, trajectory), reason
 

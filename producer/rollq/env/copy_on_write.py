@@ -66,7 +66,8 @@ class Table(MutableMapping[str, Record]):
         """Keys and records in order, without copies. A record that is fetched meanwhile is given as
         it is then.
         """
-        own, gone = self._own, self._gone
+        own = self._own
+        gone = self._gone
         for key, record in self._shared.items():
             if key not in gone:
                 yield key, own.get(key, record)

@@ -65,7 +65,8 @@ def _read(data: bytes) -> tuple[str, int, int]:
         from PIL import Image as Pillow
     try:
         with Pillow.open(io.BytesIO(data), formats=tuple(MIMES)) as image:
-            (width, height), mime = image.size, MIMES.get(image.format or "")
+            (width, height) = image.size
+            mime = MIMES.get(image.format or "")
             if mime is None:  # a JPEG file that Pillow opens as MPO, as some cameras write it
                 raise _refusal(
                     f"is a file of several pictures ({image.format}): save one as PNG or JPEG"

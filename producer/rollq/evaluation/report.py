@@ -24,7 +24,8 @@ def as_json(result: Result) -> dict[str, Any]:
 
 def summary_json(result: Result) -> dict[str, Any]:
     """The result as a whole."""
-    reward, pass_hat_k = result.reward, result.pass_hat_k
+    reward = result.reward
+    pass_hat_k = result.pass_hat_k
     return {
         "run": result.run,
         "name": result.name,

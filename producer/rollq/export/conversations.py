@@ -66,7 +66,9 @@ def _shared_beginning(prompt_ids: bytes, trace: TraceEvents) -> tuple[int, int]:
     where there is none.
     """
     prompt, response = trace
-    length, at, last_turn = 0, 0, 0
+    length = 0
+    at = 0
+    last_turn = 0
     for place, event in enumerate((prompt, *response)):
         ids = event.ids.tobytes()
         if not prompt_ids.startswith(ids, at):
@@ -74,7 +76,8 @@ def _shared_beginning(prompt_ids: bytes, trace: TraceEvents) -> tuple[int, int]:
         at += len(ids)
         ends_turn = place == len(response) or isinstance(response[place], Observed)
         if isinstance(event, Sampled) and ends_turn:
-            length, last_turn = at, event.turn
+            length = at
+            last_turn = event.turn
     return length, last_turn
 
 
@@ -102,7 +105,8 @@ def unanswered(trajectory: Trajectory) -> str | None:
     """The engine's text of a last turn that was sampled and led to nothing, because the attempt
     failed in it. None where the last turn was answered.
     """
-    last, text = -1, None
+    last = -1
+    text = None
     for event in trajectory.events:
         if isinstance(event, Sampled) and event.ids and event.turn >= last:
             before = text if text and event.turn == last else ""

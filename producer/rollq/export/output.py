@@ -101,7 +101,8 @@ class TrajectoryFile:
 
     def _read_jobs(self) -> int:
         """Notes the jobs of the file. Returns where its last complete line ends."""
-        end, line = 0, b"\n"
+        end = 0
+        line = b"\n"
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if is_torn(line):

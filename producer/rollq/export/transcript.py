@@ -204,7 +204,8 @@ def request_options(record: Record, turns: Sequence[Sequence[Any]]) -> dict[int,
     """Options of an agent program's requests, by the turn's place among the sampled ones."""
     options: dict[int, str] = {}
     ends = [*accumulate(map(len, turns))]
-    sampled, place = 0, 0
+    sampled = 0
+    place = 0
     for length, _, *more in record.get("pieces") or ():
         while place < len(ends) and sampled >= ends[place]:
             place += 1

@@ -119,7 +119,8 @@ def _token_fault(token: Any, sampled: Any, logprob: Any, version: Any) -> str:
 
 
 def _teacher_faults(record: Record) -> Iterator[str]:
-    by_teacher, teachers = record.get("teacher_logprobs", {}), record.get("teachers", {})
+    by_teacher = record.get("teacher_logprobs", {})
+    teachers = record.get("teachers", {})
     is_scored = record["stop"] in GRADED and any(record["mask"])
     if is_scored and by_teacher.keys() != teachers.keys():
         yield f"it has logprobs of the teachers {[*by_teacher]}, and its teachers are {[*teachers]}"

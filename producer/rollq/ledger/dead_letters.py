@@ -28,7 +28,9 @@ class DeadLetters:
 
     def __init__(self, client: "redis.Redis", run: str) -> None:
         self.scripts = Scripts(client, run)
-        self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
+        self.redis = self.scripts.redis
+        self.run = run
+        self.keys = self.scripts.keys
 
     def ids(self, failure: FailureClass | None = None) -> list[str]:
         """Ids of the dead jobs, the longest dead first. With a class, only that class."""

@@ -99,7 +99,9 @@ class Deliveries:
 
     def __init__(self, client: "redis.Redis", run: str) -> None:
         self.scripts = Scripts(client, run)
-        self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
+        self.redis = self.scripts.redis
+        self.run = run
+        self.keys = self.scripts.keys
 
     def take(
         self,
@@ -190,7 +192,8 @@ class Deliveries:
         """Blocks until the session is woken, at most that long. Returns whether to look for groups
         now: it was woken, or a wake-up may be lost.
         """
-        key, began = f"{self.keys.prefix}wake:{session}", time.monotonic()
+        key = f"{self.keys.prefix}wake:{session}"
+        began = time.monotonic()
         try:
             woken = self.scripts.guard(
                 key,

@@ -24,7 +24,8 @@ def read_finished(scripts: Scripts, job_ids: Sequence[str]) -> list[Trajectory |
     """
     group_of = {job_id: scripts.parse(job_id)[0] for job_id in job_ids}
     groups = list(dict.fromkeys(group_of.values()))
-    pipe, keys = scripts.redis.pipeline(transaction=False), scripts.keys
+    pipe = scripts.redis.pipeline(transaction=False)
+    keys = scripts.keys
     for group in groups:
         pipe.hget(keys.group(group), "body")
         pipe.hgetall(keys.prompts(group))
@@ -64,7 +65,8 @@ def _read(
     for reply in (group_body, prompts, record, journal):
         if isinstance(reply, Exception):
             return ContractError(f"job {job_id}: {reply}")
-    body, attempt = record[0] or group_body, record[1]
+    body = record[0] or group_body
+    attempt = record[1]
     if not body or not journal:
         return ContractError(f"job {job_id}: its {'journal' if body else 'body'} is gone")
     try:

@@ -49,7 +49,9 @@ class Ledger:
 
     def __init__(self, client: "redis.Redis", run: str) -> None:
         self.scripts = Scripts(client, run)
-        self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
+        self.redis = self.scripts.redis
+        self.run = run
+        self.keys = self.scripts.keys
         self._listed = False
 
     def submit(
@@ -129,7 +131,8 @@ class Ledger:
             f"of the {submitted} that were submitted. Submit the source again; the same command "
             "line does"
         )
-        gap.cursor, gap.source = stored, source
+        gap.cursor = stored
+        gap.source = source
         return gap
 
     def activate(self) -> None:
@@ -177,7 +180,8 @@ class Ledger:
         args = [word for failure, budget in budgets.items() for word in (failure.value, budget)]
         reply = self.scripts.call("pin_budgets", *args)
         if reply.status != "ok":
-            failure, theirs = FailureClass(reply.text("class")), reply["failures"]
+            failure = FailureClass(reply.text("class"))
+            theirs = reply["failures"]
             raise SettingsError(
                 f"run {self.run} has a budget of {theirs} failures of class {failure}, not "
                 f"{budgets[failure]}: budgets are pinned before its first group. Leave it as it "

@@ -78,7 +78,9 @@ class LedgerReader:
 
     def __init__(self, client: "redis.Redis", run: str) -> None:
         self.scripts = Scripts(client, run)
-        self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
+        self.redis = self.scripts.redis
+        self.run = run
+        self.keys = self.scripts.keys
 
     def exists(self) -> bool:
         """True if a producer has submitted to the run or pinned something for it."""
@@ -163,7 +165,8 @@ class LedgerReader:
             raise LedgerError(
                 f"job {job.id}: no journal was set aside by attempt {attempt} (there are: {there})"
             )
-        key, pipe = self.keys.journal(job.id, attempt), self.redis.pipeline(transaction=False)
+        key = self.keys.journal(job.id, attempt)
+        pipe = self.redis.pipeline(transaction=False)
         pipe.lrange(key, 0, -1)
         pipe.hgetall(self.keys.prompts(job.group))
         entries, prompts = self.scripts.guard(key, pipe.execute)
@@ -254,7 +257,8 @@ class LedgerReader:
         group: Mapping[str, bytes | None],
         journal: list[bytes],
     ) -> JobState:
-        attempt, state = int(record["attempt"]), State(text(record["state"]))
+        attempt = int(record["attempt"])
+        state = State(text(record["state"]))
         lease = f"{job_id}#{attempt}#{text(record.get('token'))}"
         lease_until = self.scripts.command("zscore", self.keys.leased, lease)
         body = record.get("body", group["body"])
@@ -284,7 +288,8 @@ class LedgerReader:
         """The jobs that ended without a grade, the latest first, `limit` at most."""
         if limit is not None and limit < 1:
             return []
-        key, last = self.keys.dead, -1
+        key = self.keys.dead
+        last = -1
         if limit is not None:
             last = limit - 1
         rows = self.scripts.command("zrevrange", key, 0, last, withscores=True)
@@ -303,10 +308,13 @@ class LedgerReader:
     def _dead_letter(self, job_id: str, age_s: float, record: Any) -> DeadLetter:
         try:
             failure, reason, attempts, worker, turns = record
-            kind, numbers = FailureClass(text(failure)), (int(attempts), int(turns or 0))
+            kind = FailureClass(text(failure))
+            numbers = (int(attempts), int(turns or 0))
         except (TypeError, ValueError):  # TypeError: Redis refused to read it
-            reason, worker = f"{self.keys.job(job_id)} cannot be read".encode(), b""
-            kind, numbers = FailureClass.JOB, (0, 0)
+            reason = f"{self.keys.job(job_id)} cannot be read".encode()
+            worker = b""
+            kind = FailureClass.JOB
+            numbers = (0, 0)
         return DeadLetter(
             job_id=job_id,
             failure=kind,
@@ -338,7 +346,8 @@ class LedgerReader:
             "sealed": bool(reply["sealed"]),
         }
         stats |= {name: int(totals.get(name, 0)) for name in COUNTS}
-        stats["queued"], stats["leased"] = reply["queued"], reply["leased"]
+        stats["queued"] = reply["queued"]
+        stats["leased"] = reply["leased"]
         stats["dead"] = reply["dead"] + stats["discarded"]
         for place in ("open", "ready", "held"):
             groups = [reply[f"{place}:{purpose}"] for purpose in Purpose]

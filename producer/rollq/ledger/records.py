@@ -70,7 +70,9 @@ def entries(index: int, blobs: Sequence[bytes]) -> list[Any]:
     at entry 1 becomes a reference.
     """
     turns = "".join("1" if is_observed(blob) else "0" for blob in blobs)
-    written, digest, content = list(blobs), b"", b""
+    written = list(blobs)
+    digest = b""
+    content = b""
     has_prompt = index <= 1 < index + len(blobs)
     shared = split_prompt(blobs[1 - index]) if has_prompt else None
     if shared:

@@ -20,8 +20,10 @@ class SolveRateStore:
     """
 
     def __init__(self, scripts: Scripts) -> None:
-        self._scripts, self._redis = scripts, scripts.redis
-        self._latest, self._at_steps = scripts.keys.solved, scripts.keys.solved_at_steps
+        self._scripts = scripts
+        self._redis = scripts.redis
+        self._latest = scripts.keys.solved
+        self._at_steps = scripts.keys.solved_at_steps
         self._where = f"the solve rates of run {scripts.run}"
 
     def add(self, task: str, group: str, rate: float) -> None:

@@ -162,12 +162,14 @@ class RunMetrics:
 
     def _dead_by_class(self, reader: LedgerReader) -> dict[str, float]:
         """Each dead job is looked up once, because its class does not change."""
-        key, before = reader.keys.dead, self._dead.get(reader.run, {})
+        key = reader.keys.dead
+        before = self._dead.get(reader.run, {})
         pipe = self._redis.pipeline(transaction=False)
         pipe.zcard(key)
         pipe.zrevrange(key, 0, MOST_DEAD - 1, withscores=True)
         count, rows = reader.scripts.guard(key, pipe.execute)
-        dead, new = {}, []
+        dead = {}
+        new = []
         for job, died in rows:
             if job in before and before[job][0] == died:
                 dead[job] = before[job]
@@ -194,7 +196,8 @@ def _fleet(fleet: FleetSnapshot) -> Iterator[Sample]:
 
 
 def _of_run(snapshot: RunSnapshot) -> Iterator[Sample]:
-    run, counts = (snapshot.run,), snapshot.counts
+    run = (snapshot.run,)
+    counts = snapshot.counts
     # A job that a consumer rejects is done no more, and a counter must not fall.
     rejected = counts["rejected"]
     stops = {

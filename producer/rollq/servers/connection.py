@@ -149,10 +149,12 @@ class SentinelClient(OneServer):
             return
         self._look_at = now + 1.0
         with suppress(redis.RedisError):
-            before, self._primary = self._primary, self.find_primary()
+            before = self._primary
+            self._primary = self.find_primary()
             if before not in (None, self._primary):
                 # A pool for each primary: none that is in use comes back into the next one's.
-                pool, self.connection_pool = self.connection_pool, self.open_pool()
+                pool = self.connection_pool
+                self.connection_pool = self.open_pool()
                 pool.disconnect(inuse_connections=False)
 
 
@@ -163,7 +165,8 @@ class Pipeline:
 
     def __init__(self, client: OneServer, start: Callable[[], Any]) -> None:
         """`start` makes redis-py's own pipeline."""
-        self._client, self._start = client, start
+        self._client = client
+        self._start = start
         self._calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
     def __getattr__(self, name: str) -> Callable[..., "Pipeline"]:
@@ -174,7 +177,8 @@ class Pipeline:
         return collect
 
     def execute(self, raise_on_error: bool = True) -> list[Any]:
-        calls, self._calls = self._calls, []
+        calls = self._calls
+        self._calls = []
 
         def send() -> list[Any]:
             pipe = self._start()

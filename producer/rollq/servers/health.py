@@ -93,7 +93,8 @@ def _version(info: Mapping[str, Any]) -> Finding:
 
 
 def _eviction(info: Mapping[str, Any]) -> Finding:
-    policy, evicted = info["maxmemory_policy"], info.get("evicted_keys", 0)
+    policy = info["maxmemory_policy"]
+    evicted = info.get("evicted_keys", 0)
     details = {"maxmemory_policy": policy}
     if policy != "noeviction":
         says = f"Redis evicts keys when memory is short (maxmemory-policy {policy})"
@@ -119,7 +120,9 @@ def _persistence(info: Mapping[str, Any]) -> Finding:
 
 def _memory(info: Mapping[str, Any]) -> Finding:
     """Without a limit of its own, Redis may have what the machine has."""
-    used, own, machine = info["used_memory"], info["maxmemory"], info.get("total_system_memory", 0)
+    used = info["used_memory"]
+    own = info["maxmemory"]
+    machine = info.get("total_system_memory", 0)
     limit = own or machine
     details = {"used_bytes": used, "maxmemory_bytes": own, "machine_bytes": machine}
     if not limit:

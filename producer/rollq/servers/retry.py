@@ -80,7 +80,8 @@ class RetryLoop:
             _thread.in_loop = False
 
     def _repeat(self, call: Callable[[], T], for_s: float) -> T:
-        began, failures = time.monotonic(), 0
+        began = time.monotonic()
+        failures = 0
         while True:
             try:
                 return call()

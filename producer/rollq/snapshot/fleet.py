@@ -116,7 +116,8 @@ def read_fleet(connection: Any, run: str | None = None, oldest: int = 1) -> Flee
     """
     fleet = read_workers(connection)
     names = [run] if run else _by_work(connection)
-    snapshots, unreadable = [], []
+    snapshots = []
+    unreadable = []
     for name in names[:MOST_RUNS]:
         try:
             snapshots.append(read_run(LedgerReader(connection, name), fleet.server.at, oldest))
@@ -137,7 +138,8 @@ def read_one_run(reader: LedgerReader, oldest: int = 1) -> FleetSnapshot:
 
 def read_workers(connection: Any) -> FleetSnapshot:
     """The fleet without its runs."""
-    server, workers = _server(connection), known_workers(connection)
+    server = _server(connection)
+    workers = known_workers(connection)
     return FleetSnapshot(
         server=server,
         workers=[worker for worker in workers if worker.is_live],

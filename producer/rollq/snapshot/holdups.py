@@ -96,7 +96,8 @@ class RunView:
         """Groups that a consumer cannot go on without; 0: none waits. One that has the batch of its
         step, and asks for a part of the next one, reads ahead as asynchronous trainers do.
         """
-        groups, admission = self.groups, self.groups.admission
+        groups = self.groups
+        admission = self.groups.admission
         if self.asks_for:
             return self.asks_for
         if admission and groups.held and groups.wanted < admission.groups_per_batch:

@@ -101,7 +101,8 @@ def _late_group(
 
 def _late_job(rollout: Rollout, workers: Mapping[str, LiveWorker], now: float) -> LateJob:
     is_leased = rollout.state == LEASED
-    waits_for, waits_s = _queue_wait(rollout.not_before - now), None
+    waits_for = _queue_wait(rollout.not_before - now)
+    waits_s = None
     if is_leased:
         waits_for, waits_s = _call_wait(rollout, workers)
     return LateJob(

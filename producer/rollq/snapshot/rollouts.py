@@ -131,7 +131,8 @@ class RolloutReader:
 
     def indexes(self) -> Indexes:
         """A job that moves on while they are read is in the later one, too, or in none."""
-        keys, pipe = self._reader.keys, self._pipe()
+        keys = self._reader.keys
+        pipe = self._pipe()
         places = [(place, purpose) for place in PLACES for purpose in Purpose]
         pipe.exists(keys.meta)
         for place in places:
@@ -188,7 +189,8 @@ class RolloutReader:
         """One job's state, its episode as `Client.trajectory` has it, and the files of its images
         by sha256. Before it is done, Redis has none.
         """
-        state, trajectory = self._reader.job(job_id), self._reader.trajectory(job_id, attempt)
+        state = self._reader.job(job_id)
+        trajectory = self._reader.trajectory(job_id, attempt)
         if state is None:
             raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
         return state, trajectory, self._images(trajectory)

@@ -198,7 +198,8 @@ def group_of(job_id: str) -> str:
 
 
 def _indexes(reader: LedgerReader, at: float, oldest: int) -> _Indexes:
-    keys, pipe = reader.keys, reader.redis.pipeline(transaction=False)
+    keys = reader.keys
+    pipe = reader.redis.pipeline(transaction=False)
     pipe.hmget(keys.meta, "tokenizer_hash", "template_hash", "beat", "adapter")
     pipe.hvals(keys.spent)
     pipe.zrange(keys.queued, 0, SOME_JOBS - 1)
@@ -229,7 +230,8 @@ def _records(
     """The groups of the places, the queues of the groups `of_queued`, and the last failures of the
     jobs.
     """
-    keys, pipe = reader.keys, reader.redis.pipeline(transaction=False)
+    keys = reader.keys
+    pipe = reader.redis.pipeline(transaction=False)
     for names in places.values():
         for name in names:
             pipe.hmget(keys.group(name), "at", "started", "purpose")

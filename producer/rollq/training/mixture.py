@@ -159,7 +159,8 @@ class _Draws:
             if not tasks.has_awake(resting):
                 awake[index] = 0.0
         if not any(awake):
-            awake, resting = weights, set()
+            awake = weights
+            resting = set()
         for _ in range(self._mixture.groups_per_step):
             yield self._numbered(self._next_pass(awake).draw(resting))
 

@@ -132,7 +132,8 @@ class Fleet:
         with. An engine that has it is left alone, so the same call repairs what failed. Raises
         SyncError with the engines that lack it.
         """
-        served, folder = served_adapter(_checked_adapter(name), _checked(version)), _folder(path)
+        served = served_adapter(_checked_adapter(name), _checked(version))
+        folder = _folder(path)
 
         def one(engine: UpdatingEngine) -> EngineUpdate:
             engine.describe()
@@ -281,7 +282,8 @@ class Fleet:
             raise ControlFailure(
                 f"its weights have checksum {checksum}, and those of other engines another one"
             )
-        loaded, paused_s = engine.paused_at is not None, 0.0
+        loaded = engine.paused_at is not None
+        paused_s = 0.0
         if loaded:
             engine.flush()
             paused_s = engine.resume()

@@ -231,7 +231,8 @@ def split_planes(raw: bytes, size: int) -> bytes:
 
 def join_planes(planes: bytes, size: int) -> bytearray:
     """Reverses `split_planes`. Raises ValueError."""
-    raw, count = bytearray(len(planes)), len(planes) // size
+    raw = bytearray(len(planes))
+    count = len(planes) // size
     for byte in range(size):
         raw[byte::size] = planes[byte * count : (byte + 1) * count]
     return raw

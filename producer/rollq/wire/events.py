@@ -164,7 +164,8 @@ def _check_sampled(
     turn: Any, ids: array[int], logprobs: array[float], spans: Any, cached_tokens: Any, where: str
 ) -> None:
     """Checks that the spans tile the ids, and that each id has a finite logprob."""
-    length, end = len(ids), 0
+    length = len(ids)
+    end = 0
     if not (type(turn) is int and turn >= 0 and type(cached_tokens) is int):
         wrong(where, "sampled", [turn, cached_tokens])
     if len(logprobs) != length:

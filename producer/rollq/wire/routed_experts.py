@@ -17,14 +17,16 @@ def routed_experts(trajectory: Trajectory) -> Extra:
     """One row for each token of `trajectory.tokens`. Raises ContractError."""
     shape = ExpertShape.read(trajectory.job.routed_experts)
     rows: list[bytes] = []
-    filler, missing = shape.filler(), 0
+    filler = shape.filler()
+    missing = 0
     for event in trajectory.spans:
         if isinstance(event, Prompt):
             rows.append(filler * missing)
             missing = 0
         missing += len(event.ids)
         if isinstance(event, Sampled):
-            wanted, part = (missing - 1, shape.layers, shape.top_k), event.experts
+            wanted = (missing - 1, shape.layers, shape.top_k)
+            part = event.experts
             if part is None or part.shape != wanted or part.dtype != shape.dtype:
                 where = f"job {trajectory.job.id}: routed experts of turn {event.turn}"
                 recorded = f"{part.dtype} {part.shape}" if part else "nothing"

@@ -33,7 +33,8 @@ class Tunnel:
         self._socket = Path(self._folder, "engine.sock")
         self._forward = f"{self._socket}:{url.path.rstrip('/') or DOCKERS_SOCKET}"
         self._process: subprocess.Popen[bytes] | None = None
-        self._failed_at, self._problem = 0.0, ""
+        self._failed_at = 0.0
+        self._problem = ""
         self._lock = threading.Lock()
         self.address = f"unix://{self._socket}"
         atexit.register(self.close)
@@ -51,7 +52,8 @@ class Tunnel:
                 try:
                     self._process = self._start()
                 except ConnectionError as e:
-                    self._failed_at, self._problem = time.monotonic(), str(e)
+                    self._failed_at = time.monotonic()
+                    self._problem = str(e)
                     raise
 
     def close(self) -> None:

@@ -44,7 +44,8 @@ def load(variant: str | None) -> ConversationDomain:
 
 
 def _case(variant: str, backend: Any, number: int, task: Any) -> Case:
-    criteria, scenario = task.evaluation_criteria, task.user_scenario.instructions
+    criteria = task.evaluation_criteria
+    scenario = task.user_scenario.instructions
     basis = {part.value for part in criteria.reward_basis}
     if not _is_supported(variant, task, basis):
         raise JobFailure(

@@ -53,7 +53,8 @@ def bare_package(home: Path) -> Iterator[None]:
     """
     package = ModuleType("tau2")
     package.__path__ = [str(home)]
-    left_out, switch = "tau2" not in sys.modules, "PYTHON_DOTENV_DISABLED"
+    left_out = "tau2" not in sys.modules
+    switch = "PYTHON_DOTENV_DISABLED"
     before = os.environ.get(switch)
     if left_out:
         sys.modules["tau2"] = package

@@ -43,20 +43,25 @@ class BatchWait:
         retry: RetryLoop,
     ) -> None:
         """`explain` gets the number of groups that are asked for."""
-        self._deliveries, self._session, self._hold_s = deliveries, session, hold_s
-        self._explain, self._retry = explain, retry
+        self._deliveries = deliveries
+        self._session = session
+        self._hold_s = hold_s
+        self._explain = explain
+        self._retry = retry
         self.deadline = inf
         """Time at which the wait times out, on the monotonic clock."""
         self.since = 0.0
         """Time at which the wait began, on Redis's clock. 0.0 before it begins."""
-        self._began, self._groups = 0.0, 0
+        self._began = 0.0
+        self._groups = 0
         self._timed_out = -inf
         self._dropped = 0
         """Groups that had been dropped when the last batch came."""
         self._log: WaitLog
 
     def begin(self, groups: int, timeout: float | None) -> None:
-        self._began, self._groups = time.monotonic(), groups
+        self._began = time.monotonic()
+        self._groups = groups
         self.deadline = inf if timeout is None else self._began + timeout
         if self._began - self._timed_out > LOOK_S:
             self.since = 0.0
@@ -77,7 +82,9 @@ class BatchWait:
 
     def end(self, taken: Taken) -> None:
         """A batch has come."""
-        self._dropped, self.since, self._timed_out = taken.dropped, 0.0, -inf
+        self._dropped = taken.dropped
+        self.since = 0.0
+        self._timed_out = -inf
 
     def time_out(self) -> str:
         """Says why no batch has come."""

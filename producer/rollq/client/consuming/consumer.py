@@ -83,7 +83,8 @@ class Consumer:
         self._purpose = purpose
         self._hold_s = hold_s
         self._ordered = order == "submitted"
-        self._sleep, self._retry = pause, RetryLoop(wait=self._pause)
+        self._sleep = pause
+        self._retry = RetryLoop(wait=self._pause)
         self._selection = Selection(
             lambda ids: self._waiting.in_time(lambda: self._reader.read(ids, extras)),
             None if where is None else Filter.of(where),
@@ -91,7 +92,9 @@ class Consumer:
         )
         self._filling: int | None = None
         """The step of the batch that a filter left incomplete."""
-        self._session, self._owner, self._step = uuid.uuid4().hex[:16], "", 0
+        self._session = uuid.uuid4().hex[:16]
+        self._owner = ""
+        self._step = 0
         self._closed = False
         self._takeover: deque[int] = deque()
         """Steps of batches that this consumer took over and has not handed on yet."""
@@ -101,7 +104,8 @@ class Consumer:
         """Steps of the batches that were given back."""
         if name is not None:
             opened = take_over(deliveries, purpose, name, hold_s, step, self._retry)
-            self._session, self._owner = named_session(purpose, name), opened.owner
+            self._session = named_session(purpose, name)
+            self._owner = opened.owner
             self._step = opened.next
             self._takeover.extend(opened.steps)
             is_last = opened.filling == opened.next - 1
@@ -164,7 +168,8 @@ class Consumer:
 
     def _wait(self, taken: Taken, groups: int, timeout: float | None, exact: bool) -> None:
         """Waits until the next take may have groups. Raises MissingGroups, PullTimeout."""
-        wait, run = self._waiting, self._deliveries.run
+        wait = self._waiting
+        run = self._deliveries.run
         if exact and wait.is_in_vain(taken, groups - len(self._selection)):
             raise missing_groups(run, taken, groups, len(self._selection))
         wait.since = wait.since or taken.at
@@ -267,7 +272,8 @@ class Consumer:
         self, step: int, names: Sequence[str], reason: str, groups: Sequence[TakenGroup]
     ) -> None:
         """The batch does not keep these of its groups: it is filled up with others."""
-        token, self._filling = self._token(step), step
+        token = self._token(step)
+        self._filling = step
         for name in names:
             skip = partial(
                 self._deliveries.skip, token, name, reason, owner=self._owner, filling=True
@@ -463,7 +469,9 @@ def missing_groups(run: str, taken: Taken, groups: int, kept: int) -> MissingGro
         f"run {run}: {missing} of {groups} groups missing: {ready} ready, none being "
         f"played, {dropped}. {remedy}."
     )
-    error.missing, error.ready, error.dropped = missing, ready, taken.dropped
+    error.missing = missing
+    error.ready = ready
+    error.dropped = taken.dropped
     return error
 
 

@@ -51,7 +51,8 @@ class Selection:
         the same groups.
         """
         unwanted = []
-        before, self._groups = self._groups, {}
+        before = self._groups
+        self._groups = {}
         for held in taken:
             if held.id in before:
                 self._groups[held.id] = before[held.id]

@@ -47,9 +47,12 @@ class PolicyPublication:
         """Raises ContractError for a wrong step or version."""
         whole_number(f"run {versions.run}: the step of a policy", step, 0, LAST_STEP - 1)
         check_version(versions.run, weight_version)
-        self.step, self.number = step, 0
+        self.step = step
+        self.number = 0
         """`number`: how many publications the run had with this one; 0: it was not said yet."""
-        self._versions, self._version, self._token = versions, weight_version, uuid.uuid4().hex
+        self._versions = versions
+        self._version = weight_version
+        self._token = uuid.uuid4().hex
         self._lock = threading.Lock()
 
     def __call__(self) -> None:
@@ -69,7 +72,8 @@ class Producer:
         pause: Callable[[float], object],
     ) -> None:
         """`pause` waits that many seconds, and raises ClientClosed once the client is closed."""
-        self._pause, self._retry = pause, RetryLoop(wait=pause)
+        self._pause = pause
+        self._retry = RetryLoop(wait=pause)
         self._ledger = ledger
         self._reader = LedgerReader(ledger.redis, ledger.run)
         self._room = Deliveries(ledger.redis, ledger.run)
@@ -191,7 +195,9 @@ class Producer:
     def _look_for_fork(self) -> None:
         """A forked process goes on as a producer of its own, because its parent submits too."""
         if os.getpid() != self._process:
-            self._process, self._own, self._sources = os.getpid(), _nameless(), {}
+            self._process = os.getpid()
+            self._own = _nameless()
+            self._sources = {}
 
     def _submissions(self, jobs: Iterable[Job], ahead: int, source: Source) -> Iterator[Submission]:
         if source is self._own:
@@ -216,7 +222,8 @@ class Producer:
                     raise
                 log.warning("%s: the source is read again", gap)
                 source.begin_again(gap.cursor)
-                groups, skipped = whole_groups(jobs, self._ledger.run), []
+                groups = whole_groups(jobs, self._ledger.run)
+                skipped = []
         yield self._known(skipped)
         source.check_end(self._ledger.run)
 

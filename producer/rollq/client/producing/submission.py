@@ -160,7 +160,8 @@ class Source:
         """The source is read again from its first group, and skipped up to where the ledger's copy
         ends.
         """
-        self.position, self._submitted = Position(), submitted
+        self.position = Position()
+        self._submitted = submitted
         self._recent.clear()
         self.missing.clear()
 

@@ -116,7 +116,8 @@ def fitted(page: Frame, room: int) -> list[tuple[Table, int]]:
 
 
 def _title(fleet: FleetSnapshot, address: str) -> Line:
-    server, clock = fleet.server, time.strftime("%H:%M:%S", time.localtime(fleet.server.at))
+    server = fleet.server
+    clock = time.strftime("%H:%M:%S", time.localtime(fleet.server.at))
     memory = "" if server.used is None else f", {server.used // MIB} MiB"
     limit = "" if server.limit is None else f" of {server.limit // MIB}"
     return [
@@ -145,7 +146,9 @@ def _outcomes(fleet: FleetSnapshot) -> Line:
     ]
     total = sum(count for _, count in graded)
     reward = f"{sum(mean * count for mean, count in graded) / total:.3f}" if total else NONE
-    stops, failures, dead = Counter[str](), Counter[str](), sum(each["dead"] for each in counts)
+    stops = Counter[str]()
+    failures = Counter[str]()
+    dead = sum(each["dead"] for each in counts)
     for each in counts:
         stops.update(each["stops"])
         failures.update(each["failures"])
@@ -206,7 +209,8 @@ def _number(value: int, style: str = "") -> Cell:
 
 def _staleness(run: RunSnapshot) -> Cell:
     """Steps, of the most that are allowed."""
-    steps, limit = run.staleness("open", "ready"), run.max_staleness
+    steps = run.staleness("open", "ready")
+    limit = run.max_staleness
     if steps is None:
         return Cell(NONE, QUIET)
     style = SLOW if limit is not None and steps >= limit > 0 else ""

@@ -78,7 +78,8 @@ class ActiveRuns:
 
     def jobs(self, run: str) -> tuple[int, int]:
         """Number of queued and of leased jobs."""
-        keys, pipe = Keys(run), self._redis.pipeline(transaction=False)
+        keys = Keys(run)
+        pipe = self._redis.pipeline(transaction=False)
         pipe.zcard(keys.queued)
         pipe.zcard(keys.leased)
         queued, leased = guarded(keys.queued, pipe.execute)

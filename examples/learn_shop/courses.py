@@ -51,7 +51,7 @@ Say = Callable[[str], None]
 class Course:
     options: Options
     pretrained: Path | None
-    """The folder of a pretrained model; None: the tiny policy."""
+    """The folder of a pretrained model. None for the tiny policy."""
     warm_steps: int
     warm_rate: float
 

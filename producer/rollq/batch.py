@@ -42,7 +42,7 @@ class Group:
     """True if an earlier batch held it. A consumer that died or lost it may have trained on it."""
     started_step: int | None = None
     """The published step when its first member was first claimed, or a lower one to which the
-    trainer went back while the group was open; None: nothing was published (`Client.publish`).
+    trainer went back while the group was open. None if nothing was published (`Client.publish`).
     """
     scores: Sequence[float] | None = None
     """One per trajectory, by the consumer's reward function; None without one."""
@@ -99,7 +99,7 @@ class Batch:
     on_skip: Callable[[str, str], None] = field(repr=False)
     on_reject: Callable[[str, str], None] = field(repr=False)
     policy_step: int | None = None
-    """The published step when the batch was taken; None: nothing was published."""
+    """The published step when the batch was taken. None if nothing was published."""
     version_steps: Mapping[str, int] = field(default_factory=dict)
     """The training step of each weight version that sampled the batch, where it is known: by
     `Client.publish`, or because its name is a whole number below a billion.

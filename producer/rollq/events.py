@@ -95,7 +95,7 @@ class Prompt(DeferredTexts):
     at: float = 0.0
     """Unix time in seconds."""
     model: str = ""
-    """The one of `Job.models` whose conversation it is; "": the policy."""
+    """The one of `Job.models` whose conversation it is. "" for the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class Sampled(DeferredTexts):
     seconds: float = 0.0
     """Seconds until the reply was there, waiting included."""
     trace: int | None = None
-    """Number of the trace that it continues, from 0; None: the latest one."""
+    """Number of the trace that it continues, from 0. None for the latest one."""
     asked: Mapping[str, Json] = field(default_factory=dict)
     """Options of an agent program's request beside messages and tools, such as another
     temperature than the job's.

@@ -193,8 +193,9 @@ class Job(Identified):
     of a run. The template must read them by these names.
     """
     adapter: str = ""
-    """Name of the LoRA adapter with which the model samples; "": none. The same for all jobs of a
-    run. Each turn is sampled under the version of it that was published last (`Client.publish`).
+    """Name of the LoRA adapter with which the model samples. "" without one. The same for all jobs
+    of a run. Each turn is sampled under the version of it that was published last
+    (`Client.publish`).
     """
     sampling: Mapping[str, Json] = field(default_factory=dict)
     """Sampling parameters under SGLang's names. They are in `rollq.sampling.PARAMETERS`."""

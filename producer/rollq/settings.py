@@ -52,9 +52,9 @@ class Settings:
     `redis:NAME` are lists of engines that may change (`engine_address`).
     """
     tokenizer: str | None = None
-    """ROLLQ_TOKENIZER: a directory or a hub name; None: the small one that rollq ships."""
+    """ROLLQ_TOKENIZER: a directory or a hub name. None for the small one that rollq ships."""
     template: str | None = None
-    """ROLLQ_TEMPLATE: the name of a training template, or a file with a chat template; None: the
+    """ROLLQ_TEMPLATE: the name of a training template, or a file with a chat template. None for the
     tokenizer's own.
     """
     concurrency: int = 64

@@ -17,9 +17,9 @@ class Teacher:
     """One of `Job.teachers`."""
 
     model: str = ""
-    """Name of a model of the workers (ROLLQ_MODEL_ENGINES); "": the engines of the policy."""
+    """Name of a model of the workers (ROLLQ_MODEL_ENGINES). "" for the engines of the policy."""
     adapter: str = ""
-    """The engine's name of a LoRA adapter to score with, as in `math@3`; "": none."""
+    """The engine's name of a LoRA adapter to score with, as in `math@3`. "" without one."""
     prefix: str = ""
     """A text that only the teacher sees, at the beginning of the system message."""
     top_k: int = 0

@@ -80,7 +80,7 @@ class Segment:
 
     @property
     def model(self) -> str:
-        """Name in `Job.models` of the agent whose trace it is; "": the policy."""
+        """Name in `Job.models` of the agent whose trace it is. "" for the policy."""
         return self.prompt.model if self.prompt else ""
 
     @property

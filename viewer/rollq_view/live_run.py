@@ -51,7 +51,7 @@ class LiveRun:
         self._version = 0
         self._next_queued = 0
         self._facts: dict[str, Any] | None = None
-        """The counts; None: never read."""
+        """The counts. None before the first read."""
         self._trouble = ""
         """Why the last look found nothing new."""
         self._looked_at = self._read_at = float("-inf")

@@ -40,12 +40,12 @@ class Row:
     failure: str = ""
     reward: float | None = None
     turns: int | None = 0
-    """None: not known any more."""
+    """Finished turns. None where they are not known any more."""
     sampled: int | None = None
-    """Sampled tokens; None: not known without reading the episode."""
+    """Sampled tokens. None where only the episode itself says."""
     attempt: int = 0
     began: float = 0.0
-    """Unix time at which its attempt began; 0: not known."""
+    """Unix time at which its attempt began. 0 if it is not known."""
     why: str = ""
     """The grader's facts, or the failure's reason, in short."""
 

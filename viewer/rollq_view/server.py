@@ -61,8 +61,8 @@ def asset(name: str) -> str:
 
 
 class ViewServer:
-    """`run`: the run to open first, if any. `token`: what a requeue must carry; empty: nothing can
-    be changed. `texts`: of single tokens, where they are known.
+    """`run`: the run to open first, if any. `token`: what a requeue must carry. If it is empty,
+    nothing can be changed. `texts`: of single tokens, where they are known.
     """
 
     def __init__(

@@ -132,7 +132,7 @@ class Episodes:
                 wanted.future.set_exception(self._closed)
 
     def _submit_new(self) -> bool:
-        """Waits a moment for new jobs, and submits all that there are. False: close."""
+        """Waits a moment for new jobs, and submits all that there are. Returns False at the end."""
         wait_s = LOOK_S if self._waiting else None
         while True:
             try:

@@ -326,7 +326,7 @@ class Evaluation:
     def result(self, timeout: float | None = None) -> Result:
         """The result, once all tries are graded or dead. It is stored with the run by then.
 
-        Raises PullTimeout after `timeout` seconds (None: waits without end), and whatever ended the
+        Raises PullTimeout after `timeout` seconds (None waits without end), and whatever ended the
         evaluation early; the same call to `Client.evaluate` goes on with it.
         """
         if not self._over.wait(timeout):

@@ -35,7 +35,7 @@ class SolveRates:
 
     def where(self, where: Where | None = None) -> Callable[[Group], bool]:
         """A filter for `Client.batches(where=)` that adds each group, and keeps those that `where`
-        keeps (None: all).
+        keeps (None for all).
 
         Groups that a filter leaves out are in no batch, and they are the ones that tell which tasks
         are settled.

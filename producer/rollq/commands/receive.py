@@ -34,7 +34,7 @@ def batches(
     `look` is called before each batch and every `every_s` seconds of waiting. It shows the run's
     state and returns how many groups the next batch may have. `explain` gets that number and says
     why a batch does not come; it is logged when one takes long. Raises PullTimeout when `timeout`
-    seconds have passed (None: waits without end).
+    seconds have passed (None waits without end).
     """
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     wait = WaitLog(lambda: explain(groups))

@@ -181,7 +181,7 @@ def _sampled_messages(
 
 
 def steps_by_turn(steps: Sequence[Mapping[str, Any]]) -> Steps:
-    """Steps of an agent program, by the turn before; None: before the first."""
+    """Steps of an agent program, by the turn before them. None for those before the first."""
     by_turn: Steps = defaultdict(list)
     for step in steps:
         by_turn[step["turn"]].append(step)

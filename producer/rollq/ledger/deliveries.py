@@ -51,18 +51,18 @@ class Taken:
     dropped: int = 0
     """Number of groups of both purposes that were dropped, or skipped as stale."""
     ends_s: float | None = None
-    """Seconds until the first hold ends; None: no other consumer holds anything."""
+    """Seconds until the first hold ends. None if no other consumer holds anything."""
     unread: bool = False
     """A group was dropped because its record could not be read, or skipped because it was too old:
     take again.
     """
     policy_step: int | None = None
-    """The published step; None: nothing was published, and the run has no admission."""
+    """The published step. None if nothing was published, and the run has no admission."""
     published: int | None = None
-    """Number of publications of a policy; None: the reply does not say."""
+    """Number of publications of a policy. None if the reply does not say."""
     max_staleness: int | None = None
-    """The bound that groups for training must keep; None: the run has no admission, or nothing was
-    published.
+    """The bound that groups for training must keep. None if the run has no admission, or nothing
+    was published.
     """
 
 
@@ -121,12 +121,12 @@ class Deliveries:
         """Holds that many groups, the lowest sequence first, or none. Fewer are held only at the
         end of a sealed run.
 
-        `since`: when this consumer began to wait (Redis's clock; 0.0: now). A short batch is given
-        once every other consumer that holds groups has renewed them since then. `ordered`: no group
-        leaves before an open one of lower sequence. `exact`: no short batch. `again`: only what is
-        held under the token already. `wake`: without groups, `wait` of this session ends when there
-        may be some. `fill`: what is held under the token already counts, and as many groups as it
-        lacks are added, or none.
+        `since`: when this consumer began to wait (on Redis's clock, or 0.0 for now). A short batch
+        is given once every other consumer that holds groups has renewed them since then. `ordered`:
+        no group leaves before an open one of lower sequence. `exact`: no short batch. `again`: only
+        what is held under the token already. `wake`: without groups, `wait` of this session ends
+        when there may be some. `fill`: what is held under the token already counts, and as many
+        groups as it lacks are added, or none.
 
         In a run with admission (`Client.limit_staleness`) train groups go in the order of
         submission. Raises SettingsError for more groups than a training step has there, and NotHeld

@@ -78,12 +78,12 @@ class Claim:
     one.
     """
     journal: int = 0
-    """Number of entries of the journal to go on with (header and events); 0: there is nothing to
+    """Number of entries of the journal to go on with (header and events). 0 if there is nothing to
     resume.
     """
     oldest_step: int | None = None
-    """Weights of an earlier step are too old for its tokens; None: the run has no bound, or nothing
-    was published.
+    """Weights of an earlier step are too old for its tokens. None if the run has no bound, or
+    nothing was published.
     """
 
 
@@ -112,7 +112,7 @@ class Outcome:
     status: State
     """`queued` or `dead`."""
     not_before: float
-    """Unix time on Redis's clock before which the job is not claimed; 0.0: it may be claimed at
+    """Unix time on Redis's clock before which the job is not claimed. 0.0 if it may be claimed at
     once.
     """
 
@@ -160,11 +160,11 @@ class Standing:
     exists: bool = True
     """True if the run exists: a producer has submitted to it or pinned something for it."""
     full: int | None = None
-    """The number of groups at which a producer waits right now (its `ahead`); 0: it waits for
+    """The number of groups at which a producer waits right now (its `ahead`). 0 if it waits for
     admission. None: no producer waits.
     """
     wanted: int = 0
-    """The fewest groups that a waiting consumer wants; 0: none waits."""
+    """The fewest groups that a waiting consumer wants. 0 if none waits."""
     published: Published | None = None
     admission: Admission | None = None
 

@@ -34,7 +34,7 @@ def connect(
     """A client for any address of `rollq.urls`. Nothing is sent yet.
 
     `max_connections` must exceed the threads that use it. A call is made again for `patience_s`
-    seconds when it cannot reach Redis, unless its caller has a RetryLoop; 0: it is made once.
+    seconds when it cannot reach Redis, unless its caller has a RetryLoop. With 0 it is made once.
     Raises SettingsError.
     """
     check_url(url)

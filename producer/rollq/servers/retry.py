@@ -58,7 +58,9 @@ class RetryLoop:
     """
 
     for_s: float = inf
-    """Seconds after which the loop gives up, at most one pause and one try later; 0: one try."""
+    """Seconds after which the loop gives up, at most one pause and one try later. 0 for a single
+    try.
+    """
     wait: Callable[[float], object] = time.sleep
     """Called with the seconds between two tries. It may raise to end the loop."""
     unwritable: bool = True

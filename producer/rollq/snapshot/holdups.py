@@ -60,9 +60,9 @@ class RunView:
     run: RunSnapshot
     purpose: Purpose = Purpose.TRAIN
     asks_for: int = 0
-    """Groups that a consumer asks for; 0: it does not say."""
+    """Groups that a consumer asks for. 0 if it does not say."""
     ahead: int = 0
-    """The number of unacknowledged groups at which a producer waits; 0: it does not say."""
+    """Number of unacknowledged groups at which a producer waits. 0 if it does not say."""
 
     @property
     def name(self) -> str:
@@ -86,15 +86,15 @@ class RunView:
 
     @property
     def limit(self) -> int:
-        """Unacknowledged groups at which a producer waits now; 0: none waits for them."""
+        """Unacknowledged groups at which a producer waits now. 0 if none waits for them."""
         if self.is_full and self.groups.unacknowledged < self.ahead:
             return self.groups.full or 0  # it waits for admission
         return self.ahead or self.groups.full or 0
 
     @property
     def wanted(self) -> int:
-        """Groups that a consumer cannot go on without; 0: none waits. One that has the batch of its
-        step, and asks for a part of the next one, reads ahead as asynchronous trainers do.
+        """Groups that a consumer cannot go on without. 0 if none waits. One that has the batch of
+        its step, and asks for a part of the next one, reads ahead as asynchronous trainers do.
         """
         groups = self.groups
         admission = self.groups.admission

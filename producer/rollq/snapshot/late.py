@@ -23,7 +23,7 @@ class LateJob:
     job_id: str
     state: str
     attempt: int
-    """Number of the last claim; 0: it was never claimed."""
+    """Number of the last claim. 0 before the first."""
     failures: int
     """Failures of earlier attempts."""
     last_failure: str

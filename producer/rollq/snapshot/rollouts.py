@@ -78,7 +78,7 @@ class Rollout:
     attempt: int
     turns: int
     began: float
-    """Unix time at which its attempt began; 0: not known."""
+    """Unix time at which its attempt began. 0 if it is not known."""
     worker: str
     """The last one that claimed it."""
     not_before: float

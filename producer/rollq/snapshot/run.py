@@ -57,11 +57,12 @@ class RunSnapshot:
     """Hash of the run's tokenizer; empty while it is not pinned."""
     template: str = ""
     adapter: str = ""
-    """The LoRA adapter that samples; empty: none."""
+    """The LoRA adapter that samples. Empty without one."""
     queues: Sequence[str] = ()
     """The queues of some of the queued jobs."""
     overdue_s: float = 0.0
-    """Seconds for which a queued job should have had its message at the broker; 0: none is late."""
+    """Seconds for which a queued job should have had its message at the broker. 0 if none is late.
+    """
     unclaimed_s: float = 0.0
     """Seconds for which such a message has been at the broker and the job was not claimed."""
     looked_at: int = 0

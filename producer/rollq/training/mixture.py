@@ -109,7 +109,7 @@ class Mixture:
     parts: Sequence[Part]
     groups_per_step: int
     steps: int | None = None
-    """None: without end."""
+    """Number of steps. None without end."""
     seed: int = 0
     rest: Rest | None = None
 

@@ -136,7 +136,7 @@ class Consumer:
         A consumer that took over a name gets the unacknowledged batches first, as they were,
         whatever `groups` says. With `exact`, no batch is ever short: raises MissingGroups, and
         takes nothing, when no group is being played and too few are ready. Raises PullTimeout when
-        the batch is not ready within `timeout` seconds (None: waits without end; up to 20 s later
+        the batch is not ready within `timeout` seconds (None waits without end; up to 20 s later
         while Redis is away), and FunctionError when a filter or a reward function fails. Another
         call then goes on with the batch. Raises NotHeld when another process has opened the name,
         and UnknownSchema, which touches nothing, when another version of rollq wrote a group.

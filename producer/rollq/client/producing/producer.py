@@ -49,7 +49,7 @@ class PolicyPublication:
         check_version(versions.run, weight_version)
         self.step = step
         self.number = 0
-        """`number`: how many publications the run had with this one; 0: it was not said yet."""
+        """`number`: how many publications the run had with this one. 0 before it is recorded."""
         self._versions = versions
         self._version = weight_version
         self._token = uuid.uuid4().hex

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ FILES = sorted(
     for folder in ("producer", "worker", "integrations", "viewer")
     for path in (ROOT / folder).rglob("*.py")
 )
+NAME = re.compile(r"^(\w+)\b.* = ", re.MULTILINE)
 FOREIGN = re.compile(r"(What|Whether|How|Those|That|Which|Whose|Who)\b")
 
 
@@ -51,3 +53,27 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
 @pytest.mark.parametrize("text", ["What it does.", "Whether it is.", "How it is."])
 def test_the_rule_finds_such_a_docstring(text: str) -> None:
     assert FOREIGN.match(text)
+
+
+def test_a_string_describes_what_stands_before_it() -> None:
+    strays = []
+    for place, node in nodes(ast.Module | ast.ClassDef | ast.FunctionDef):
+        for before, after in pairwise(node.body):
+            if is_text(before) and is_text(after):
+                strays.append(f"{place}: {after.value.value[:60]}")
+    assert strays == []
+
+
+def is_text(node: ast.AST) -> bool:
+    value = getattr(node, "value", None) if isinstance(node, ast.Expr) else None
+    return isinstance(getattr(value, "value", None), str)
+
+
+def test_docstrings_name_constants_that_exist() -> None:
+    written = re.compile(r"\b([a-z_]+)\.([A-Z][A-Z0-9_]+)\b")
+    modules = {(path.stem, name) for path in FILES for name in NAME.findall(path.read_text())}
+    dead = []
+    for place, node in nodes(ast.Expr):
+        if is_text(node):
+            dead += [(place, name) for name in written.findall(node.value.value)]
+    assert [(place, name) for place, name in dead if name not in modules] == []

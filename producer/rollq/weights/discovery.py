@@ -41,9 +41,15 @@ def engines_at(
         )
     engines: list[UpdatingEngine] = []
     for worker in listing.body.get("workers") or []:
-        worker_id = urllib.parse.quote(str(worker["id"]))
+        try:
+            worker_id = urllib.parse.quote(str(worker["id"]))
+            engine_url = mask_url(str(worker["url"]))
+        except (TypeError, KeyError):
+            raise ControlFailure(
+                "/v1/rl/workers does not name the id and url of each engine: is this smg?"
+            ) from None
         connection = ControlConnection(url, key, f"/v1/rl/workers/{worker_id}/engine")
-        engines.append(SGLangEngine(mask_url(str(worker["url"])), connection, on_step))
+        engines.append(SGLangEngine(engine_url, connection, on_step))
     if not engines:
         raise ControlFailure("this smg has no workers")
     return engines

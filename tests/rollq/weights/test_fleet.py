@@ -241,6 +241,15 @@ class TestFailures:
         with serving(router) as urls:
             assert "give the engines' own addresses" in failing(Fleet(urls)).failed[router.url]
 
+    @pytest.mark.parametrize("workers", [[{"id": "w"}], ["http://h:1"]])
+    def test_a_router_that_does_not_name_its_engines(self, workers: object) -> None:
+        router = FakeEngine()
+        router.answers["/model_info"] = (404, "")
+        router.answers["/v1/rl/workers"] = (200, {"workers": workers})
+        with serving(router) as urls:
+            (reason,) = failing(Fleet(urls)).failed.values()
+        assert reason.startswith("/v1/rl/workers does not name")
+
     def test_an_smg_without_workers(self) -> None:
         with serving(FakeSmg()) as urls:
             assert list(failing(Fleet(urls)).failed.values()) == ["this smg has no workers"]

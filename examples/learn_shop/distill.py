@@ -28,7 +28,7 @@ STEPS, RATE = 30, 1.5e-3
 """Training steps of a distillation, and their learning rate. Each token has its own advantage, so
 the rate may be higher than with rewards.
 """
-LARGEST = 1.0
+LARGEST_ADVANTAGE = 1.0
 """Largest advantage of a token, in nats. Without it, a few tokens that the teacher would never
 write can make up the whole gradient, whose norm is bounded.
 """
@@ -42,7 +42,7 @@ def distillation_loss(rows: Rows, logprobs: Tensor) -> Tensor:
     (arXiv 2306.13649).
     """
     advantages = (rows.teacher_logprobs[TEACHER] - rows.logprobs)[rows.mask]
-    advantages = advantages.clamp(-LARGEST, LARGEST)
+    advantages = advantages.clamp(-LARGEST_ADVANTAGE, LARGEST_ADVANTAGE)
     ratio = torch.exp(logprobs - rows.logprobs)[rows.mask]
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
 

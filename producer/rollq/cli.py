@@ -178,7 +178,7 @@ def _run(line: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (Exception, KeyboardInterrupt) as e:
-        return _failed(*_message(e))
+        return _report_failure(*_message(e))
 
 
 def _message(error: BaseException) -> tuple[str, int]:
@@ -194,7 +194,7 @@ def _message(error: BaseException) -> tuple[str, int]:
     return f"{name}: {error} (ROLLQ_DEBUG=1 shows where)", 1
 
 
-def _failed(message: str, code: int) -> int:
+def _report_failure(message: str, code: int) -> int:
     with contextlib.suppress(OSError):  # standard error is closed or full
         if os.environ.get("ROLLQ_DEBUG"):
             traceback.print_exc()
@@ -213,6 +213,6 @@ def _flush(code: int) -> int:
             # Else the rest would fail again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             if not code and not isinstance(e, BrokenPipeError):
-                _failed(f"cannot write to standard output: {e.strerror}", 1)
+                _report_failure(f"cannot write to standard output: {e.strerror}", 1)
             code = code or 1
     return code

@@ -128,9 +128,10 @@ def changed_prompts(events: Iterable[Event]) -> Iterator[str]:
     for event in events:
         if not isinstance(event, Prompt):
             continue
-        before = next((one for one in earlier if _differ_in_the_system(one, event)), None)
+        before = next((prompt for prompt in earlier if _differ_in_the_system(prompt, event)), None)
         if before is not None:
-            yield _difference(*(str(one.messages[0]["content"]) for one in (before, event)))
+            was, now = (str(prompt.messages[0]["content"]) for prompt in (before, event))
+            yield _difference(was, now)
         earlier.appendleft(event)
 
 

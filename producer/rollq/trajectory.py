@@ -334,13 +334,13 @@ class Trajectory:
     ) -> list[Segment]:
         try:
             chosen = list(choose(tuple(segments)))
-            if not all(any(each is segment for segment in segments) for each in chosen):
+            if not all(any(choice is segment for segment in segments) for choice in chosen):
                 raise TypeError("it returned something else than segments that it was given")
         except (Exception, SystemExit) as e:
             raise FunctionError(
                 f"job {self.job.id}: the function of traces: {type(e).__name__}: {e}"
             ) from e
-        return [segment for segment in segments if any(each is segment for each in chosen)]
+        return [segment for segment in segments if any(choice is segment for choice in chosen)]
 
     def trace_events(self) -> list[tuple[Prompt, list[Sampled | Observed]]]:
         """Each trace as its prompt and the events that follow it. The events of several traces may

@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 from examples.trl_on_cpu import use_cpu
 from rollq import Client, Job, TurnCredit
-from rollq.client.waits import EVERY_S
+from rollq.client.waits import REPEAT_S
 from rollq.errors import LedgerError, PullTimeout, SettingsError
 from rollq.ledger.ledger import Ledger
 from rollq_integrations.trl import task_prompts
@@ -196,7 +196,7 @@ def test_the_health_check_says_who_waits_for_whom(
 ) -> None:
     client.submit([Job(env="shop", task=0)])
     worker = RolloutWorker(client)
-    worker.check_health(EVERY_S)
+    worker.check_health(REPEAT_S)
     with pytest.raises(PullTimeout, match=r"no sample for .* 1 queued job.* no worker is alive"):
         worker.check_health(0.0)
 

@@ -20,7 +20,7 @@ from rollq.trajectory import Trajectory
 from rollq_view.rows import last_line
 from rollq_view.turns import Episode, Turn, add_journal, of_record
 
-SHOWN = tuple(
+SHOWN_FIELDS = tuple(
     "job run group sample env split task queue labels sampling template_kwargs adapter attempt "
     "stop failure reward turns began".split()
 )
@@ -51,7 +51,7 @@ def page(
         info = dict(record.get("info") or {})
         entries = [*_entries(episode, images or {})]
         return {
-            **{name: record.get(name) for name in SHOWN},
+            **{name: record.get(name) for name in SHOWN_FIELDS},
             "parts": [*_parts(info)],
             "reason": str(info.get("reason") or ""),
             "reason_line": last_line(str(info.get("reason") or "")),

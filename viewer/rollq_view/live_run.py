@@ -151,7 +151,7 @@ class LiveRun:
                 if not state:
                     self._rows.pop(id, None)
                 elif state == ACKED and id in self._rows:
-                    self._rows[id] = _acked(self._rows[id])
+                    self._rows[id] = _acknowledged_row(self._rows[id])
             if not state:
                 del self._states[name], self._ids[name], self._groups[name]
         return [name for name, state in states.items() if state == DROPPED]
@@ -178,12 +178,12 @@ class LiveRun:
 
     def _read_jobs(self, ids: Sequence[str]) -> None:
         for id, rollout in self.reader.rollouts(ids, self._groups).items():
-            row = self._skipped(id) if rollout is None else _row(id, rollout)
+            row = self._row_without_record(id) if rollout is None else _row(id, rollout)
             if row is not None and row != self._rows.get(id):
                 self._rows[id] = row
                 self._version += 1
 
-    def _skipped(self, id: str) -> Row | None:
+    def _row_without_record(self, id: str) -> Row | None:
         """The row of a job whose record is gone: its group may have been skipped as stale between
         two looks.
         """
@@ -199,7 +199,7 @@ class LiveRun:
         )
 
 
-def _acked(row: Row) -> Row:
+def _acknowledged_row(row: Row) -> Row:
     """The row of a member once its group is acknowledged. If its end was not seen, Redis no longer
     tells it.
     """

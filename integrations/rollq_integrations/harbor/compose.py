@@ -40,7 +40,8 @@ KEYS = frozenset(
     "depends_on".split()
 )
 """Keys of a service that are carried out, or change nothing here."""
-CONDITIONS = ("service_started", "service_healthy")
+STARTED = "service_started"
+CONDITIONS = (STARTED, "service_healthy")
 _KNOWN_VOLUME = re.compile(r"^\./tests/?:/tests/?(:r[ow])?$")
 """The tests, which are uploaded before they run."""
 _SHELL = r"(?:/(?:usr/)?bin/)?(?:ba)?sh"
@@ -129,7 +130,7 @@ def _service(path: Path, folder: Path, name: str, service: Mapping[str, Any]) ->
     unknown = sorted({*service} - KEYS - {"healthcheck", "tmpfs"})
     refuse(path, {f"{key!r} of the service {name!r}": True for key in unknown})
     dockerfile = None
-    image = _resolved(path, str(service.get("image", "")))
+    image = _with_defaults(path, str(service.get("image", "")))
     if "build" in service:
         dockerfile = folder / _build(path, service)
         inside = dockerfile.resolve().is_relative_to(path.resolve())
@@ -143,7 +144,7 @@ def _service(path: Path, folder: Path, name: str, service: Mapping[str, Any]) ->
         dockerfile=dockerfile,
         env=_environment(path, service),
         folder=service.get("working_dir"),
-        command=tuple(_resolved(path, word) for word in words),
+        command=tuple(_with_defaults(path, word) for word in words),
     )
     return Service(place=place, healthcheck=_healthcheck(path, table(service, "healthcheck")))
 
@@ -162,7 +163,7 @@ def _order(path: Path, services: Mapping[str, Mapping[str, Any]]) -> Sequence[st
     """The names of the services, those on which others depend first."""
     needs = {name: service.get("depends_on") or {} for name, service in services.items()}
     conditions = [
-        (settings or {}).get("condition", CONDITIONS[0])
+        (settings or {}).get("condition", STARTED)
         for need in needs.values()
         if isinstance(need, dict)
         for settings in need.values()
@@ -190,7 +191,7 @@ def _healthcheck(path: Path, settings: Mapping[str, Any]) -> Healthcheck | None:
     text = shlex.join(map(str, words)) if kind == "CMD" else " ".join(words)
     interval_s = _duration(settings.get("interval", "30s"))
     return Healthcheck(
-        command=_resolved(path, text),
+        command=_with_defaults(path, text),
         interval_s=interval_s,
         timeout_s=_duration(settings.get("timeout", "30s")),
         start_period_s=_duration(settings.get("start_period", "0s")) + interval_s,
@@ -245,7 +246,7 @@ def _own(listed: Mapping[str, Json]) -> Iterator[tuple[str, Json]]:
             yield name, value
 
 
-def _resolved(path: Path, text: str) -> str:
+def _with_defaults(path: Path, text: str) -> str:
     """The text with the defaults of its variables. `$$` is a dollar sign."""
     parts = text.split("$$")
     return "$".join(variables(path, {"text": part})["text"] for part in parts)

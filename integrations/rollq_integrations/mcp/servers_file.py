@@ -33,7 +33,7 @@ def mcp_servers(file: str | Path) -> Callable[[], Tools]:
     """
     try:
         servers = json.loads(Path(file).read_text())["mcpServers"]
-        openers = {name: _opener(_expanded(server)) for name, server in servers.items()}
+        openers = {name: _opener(_with_variables(server)) for name, server in servers.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise JobFailure(f"{file} is not a file of MCP servers: {type(e).__name__}: {e}") from e
     if not openers:
@@ -41,14 +41,14 @@ def mcp_servers(file: str | Path) -> Callable[[], Tools]:
     return lambda: SeveralTools(openers)
 
 
-def _expanded(value: Any) -> Any:
+def _with_variables(value: Any) -> Any:
     """A copy with the worker's variables in place of their names. Raises ValueError for one that is
     not set and has no default.
     """
     if isinstance(value, dict):
-        return {name: _expanded(part) for name, part in value.items()}
+        return {name: _with_variables(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [_expanded(part) for part in value]
+        return [_with_variables(part) for part in value]
     if isinstance(value, str):
         return _VARIABLE.sub(_variable, value)
     return value

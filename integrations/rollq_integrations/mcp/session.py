@@ -204,7 +204,7 @@ class Session:
         try:
             await asyncio.wait({call, unreadable}, return_when=asyncio.FIRST_COMPLETED)
             if call.done():
-                text = _observed(call.result())
+                text = _observation_text(call.result())
             else:
                 text = "Error: the tool's result is not valid Unicode"
         except Exception as e:
@@ -247,7 +247,7 @@ async def _schemas(client: Any) -> list[Json]:
     return schemas
 
 
-def _observed(result: Any) -> str:
+def _observation_text(result: Any) -> str:
     """A call's result, as the policy reads it."""
     text = "\n".join(map(_as_text, result.content))
     if not result.content and result.structured_content is not None:

@@ -28,7 +28,7 @@ from rollq_integrations.sandbox.makers import make_sandbox
 Living = Callable[[], Collection[str]]
 MEMORY = 256 << 20
 """Bytes of the sandboxes of the tests."""
-SHOWN = 32_768
+SHOWN_OUTPUT = 32_768
 """Number of bytes of a command's output that are shown."""
 LONGEST_WORD = 100
 """Number of bytes that a sandbox may say of a limit behind them."""
@@ -46,7 +46,7 @@ HOLD = (
 )
 """Starts processes that hold 32 MB each, and more than MEMORY together."""
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-NETWORK = "readlink /proc/self/ns/net"
+PRINT_NETWORK = "readlink /proc/self/ns/net"
 WORKER = """
 import sys, time
 from rollq.env import SandboxSpec
@@ -120,7 +120,7 @@ class SandboxTests:
     def test_a_service_runs_beside_another_sandbox(self) -> None:
         command = ("/bin/sh", "-c", "echo served > /tmp/served")
         with self._box() as box, self._box(beside=box, command=command) as service:
-            _equal(_sh(service, NETWORK), (_sh(box, NETWORK).output, 0))
+            _equal(_sh(service, PRINT_NETWORK), (_sh(box, PRINT_NETWORK).output, 0))
             _until(
                 lambda: _sh(service, "cat /tmp/served").output == "served\n",
                 "SandboxSpec.command does not run",
@@ -152,7 +152,8 @@ class SandboxTests:
             for flood in ("head -c 100000 /dev/zero", "yes"):
                 shown = _sh(box, flood, seconds=5).output
                 _expect(
-                    SHOWN <= len(shown) < SHOWN + LONGEST_WORD, f"{flood} shows {len(shown)} bytes"
+                    SHOWN_OUTPUT <= len(shown) < SHOWN_OUTPUT + LONGEST_WORD,
+                    f"{flood} shows {len(shown)} bytes",
                 )
             _is_alive(box)
 

@@ -147,7 +147,7 @@ class DataSource:
 
     def save(self, rollout_id: int) -> None:
         """slime has a checkpoint of that rollout: acknowledge its groups, and those before."""
-        self._opened().ack(up_to=rollout_id)
+        self._ensure_consumer().ack(up_to=rollout_id)
 
     def get_samples(self, num_samples: int) -> list[Any]:
         raise SettingsError(
@@ -173,7 +173,7 @@ class DataSource:
         is elsewhere.
         """
         self.drops.clear()
-        batch = self._opened().next(self.args.rollout_batch_size, exact=True)
+        batch = self._ensure_consumer().next(self.args.rollout_batch_size, exact=True)
         if batch is None:
             raise MissingGroups(
                 f"run {self.settings.run} is sealed and has no more groups: end slime with "
@@ -216,7 +216,7 @@ class DataSource:
         self.drops[getattr(verdict, "reason", None) or "unnamed"] += 1
         return False
 
-    def _opened(self) -> Consumer:
+    def _ensure_consumer(self) -> Consumer:
         if self._consumer is None:
             self.load()
         assert self._consumer is not None
@@ -296,8 +296,8 @@ def _evaluate(args: Any, data_source: DataSource, step: int, version: str) -> An
                 "see `rollq jobs list`"
             )
         data[dataset.name] = {
-            "rewards": [one.reward for one in tries],
-            "truncated": [one.stop in TRUNCATED for one in tries],
+            "rewards": [episode.reward for episode in tries],
+            "truncated": [episode.stop in TRUNCATED for episode in tries],
         }
     return RolloutFnEvalOutput(data=data)
 

@@ -59,7 +59,7 @@ def load(variant: str | None) -> ConversationDomain:
         raise JobFailure(
             f"environment 'tau2_2025' has the variants retail and airline, not {variant!r}"
         )
-    version = _installed()
+    version = _installed_version()
     data = Path(str(_import("inspect_evals.tau2.utils").TAU2_DATA_DIR)) / "domains" / variant
     tables = gzip.decompress((data / "db.json.gz").read_bytes())
     system_prompt = (data / "policy.txt").read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def load(variant: str | None) -> ConversationDomain:
     return ConversationDomain(f"tau2_2025:{variant}", version, backend, _cases(variant, data))
 
 
-def _installed() -> str:
+def _installed_version() -> str:
     try:
         version = metadata.version("inspect_evals")
     except metadata.PackageNotFoundError:

@@ -38,7 +38,7 @@ def load(variant: str | None) -> ConversationDomain:
         raise JobFailure(
             f"environment 'tau_bench' has the variants {' and '.join(SPLITS)}, not {variant!r}"
         )
-    get_env, hashable = _imported()
+    get_env, hashable = _import_package()
     # The human user is the package's only one that makes no call to a model. It is never asked.
     envs = {
         split: get_env(
@@ -59,7 +59,7 @@ def load(variant: str | None) -> ConversationDomain:
     )
 
 
-def _imported() -> tuple[Any, Any]:
+def _import_package() -> tuple[Any, Any]:
     if importlib.util.find_spec("tau_bench") is None:
         raise JobFailure(
             f"the environment tau_bench needs the package tau_bench: {install_line('tau-bench')}"

@@ -38,7 +38,7 @@ with needs("trl"):
 
 log = logging.getLogger(__name__)
 
-AHEAD = 64
+MOST_QUEUED = 64
 """Samples that wait in the queue. More would only be held longer."""
 LOOK_S = 2.0
 """Seconds between two looks at what the trainer has saved."""
@@ -61,7 +61,7 @@ class RolloutBuffer(queue.Queue[Any]):
     """
 
     def __init__(self) -> None:
-        super().__init__(AHEAD)
+        super().__init__(MOST_QUEUED)
         self.version = self.max_staleness = 0
         self.taken: deque[Taken] = deque()
 

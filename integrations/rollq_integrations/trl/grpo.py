@@ -45,11 +45,11 @@ with needs("trl"):
 
 log = logging.getLogger("rollq")
 
-AHEAD = 1 << 31
+NO_LIMIT = 1 << 31
 """The trainer waits for its groups before it submits more, so no producer's limit is needed."""
 LOOK_S = 2.0
 """Seconds between two looks for dropped groups."""
-STEP = re.compile(r"step(\d+)\.")
+STEP_OF_GROUP = re.compile(r"step(\d+)\.")
 
 
 def check_temperature(job: Job, trainers: float) -> None:
@@ -136,7 +136,9 @@ class RolloutFunc:
         were dropped.
         """
         self._check(trainer)
-        if not any(isinstance(each, AckCallback) for each in trainer.callback_handler.callbacks):
+        if not any(
+            isinstance(callback, AckCallback) for callback in trainer.callback_handler.callbacks
+        ):
             trainer.add_callback(AckCallback(self))
         step = trainer.state.global_step
         self._sync(trainer, step)
@@ -208,8 +210,8 @@ class RolloutFunc:
         """The groups of these jobs by the jobs' group names. Those that were dropped for good are
         left out.
         """
-        self.client.submit(jobs, ahead=AHEAD)
-        self._dropped([job.group for job in jobs])
+        self.client.submit(jobs, ahead=NO_LIMIT)
+        self._dropped_groups([job.group for job in jobs])
         if self._consumer is None:
             self._consumer = self.client.consumer(name=self._name)
         names: dict[str, str] = {}
@@ -280,15 +282,15 @@ class RolloutFunc:
         """Has dropped groups replaced, and waits for the replacements. Returns the groups whose
         last replacement was dropped, too.
         """
-        names = self._dropped([job.group for job in jobs])
+        names = self._dropped_groups([job.group for job in jobs])
         dropped = [job for job in jobs if job.group in names]
         if not dropped:
             return []
-        self.client.refill(dropped, times=self._refill, ahead=AHEAD)
-        last = self._dropped([job.replacement(self._refill).group for job in dropped])
+        self.client.refill(dropped, times=self._refill, ahead=NO_LIMIT)
+        last = self._dropped_groups([job.replacement(self._refill).group for job in dropped])
         return [job.group for job in dropped if job.replacement(self._refill).group in last]
 
-    def _dropped(self, names: Sequence[str]) -> set[str]:
+    def _dropped_groups(self, names: Sequence[str]) -> set[str]:
         """The groups of these that were dropped or skipped as stale. Raises LedgerError if one was
         trained and acknowledged.
         """
@@ -345,5 +347,5 @@ class AckCallback(TrainerCallback):  # type: ignore[misc]
 
 def _step(group: Group) -> float:
     """The trainer's step that asked for it; infinite for a group of another producer."""
-    match = STEP.match(group.id)
+    match = STEP_OF_GROUP.match(group.id)
     return int(match[1]) if match else float("inf")

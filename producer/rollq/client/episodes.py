@@ -37,7 +37,7 @@ log = logging.getLogger("rollq")
 
 LOOK_S = 0.25
 """Seconds between two looks at what is waited for."""
-AHEAD = 10_000_000
+NO_LIMIT = 10_000_000
 """Episodes that may be unacknowledged: the trainer itself bounds how many it asks for."""
 AT_ONCE = 64
 """Trajectories that are read, and groups that are acknowledged, in one round trip."""
@@ -153,7 +153,7 @@ class Episodes:
     def _submit(self, job: Job) -> Exception | None:
         """Returns why it cannot be waited for."""
         try:
-            submitted = self._producer.submit([job], AHEAD, None)
+            submitted = self._producer.submit([job], NO_LIMIT, None)
         except Exception as e:  # of this job alone
             return e
         if not submitted.acked:

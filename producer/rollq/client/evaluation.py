@@ -28,7 +28,7 @@ from rollq.errors import (
 from rollq.evaluation.result import Result, TaskResult, task_result
 from rollq.job import Job, Purpose, job_id, parse_id, part_of_name
 from rollq.ledger.deliveries import Deliveries
-from rollq.ledger.evaluations import LARGEST, EvaluationStore
+from rollq.ledger.evaluations import MOST_TRIES, EvaluationStore
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Published
 from rollq.numbers import whole_number
@@ -113,9 +113,9 @@ class Collector:
         group that is read. It returns a job that it cannot keep, and why, which leaves the group
         out. Raises ContractError when there are too many tries to keep.
         """
-        if len(jobs) * jobs[0].size > LARGEST:
+        if len(jobs) * jobs[0].size > MOST_TRIES:
             raise ContractError(
-                f"run {reader.run}: an evaluation has at most {LARGEST} tries, not "
+                f"run {reader.run}: an evaluation has at most {MOST_TRIES} tries, not "
                 f"{len(jobs) * jobs[0].size}: split the tasks"
             )
         self.reader = reader
@@ -134,7 +134,7 @@ class Collector:
 
     @property
     def rewards(self) -> list[float]:
-        return [one.reward for task in self._results.values() for one in task.tries]
+        return [episode.reward for task in self._results.values() for episode in task.tries]
 
     def check(self) -> None:
         """Raises SettingsError when an evaluation of other tasks has the same name. Call it before

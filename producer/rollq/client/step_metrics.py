@@ -64,7 +64,7 @@ def _of_result(result: Result) -> Iterator[tuple[str, float | None]]:
     for k in {1, result.size}:
         yield f"pass_hat_{k}", fmean(result.pass_hat(k))
     yield "tasks", len(result.tasks)
-    yield "turns_mean", fmean(one.turns for one in result.tries)
+    yield "turns_mean", fmean(episode.turns for episode in result.tries)
 
 
 def _numbers(

@@ -27,7 +27,7 @@ GROUP = "rollq.trackers"
 """Entry points of trackers: each is called with the project, the number of rollouts and the id of
 the run, and returns a Tracker.
 """
-MOST = 64
+MOST_QUEUED = 64
 """Steps that may wait for the tracker. Those beyond are not sent."""
 CLOSE_S = 60.0
 """Seconds for which the end waits for them. A tracker's own retries may take much longer."""
@@ -102,7 +102,7 @@ class Tracking:
         self._retry = retry
         self._tracker: Tracker | None = None
         self._before: RunSnapshot | None = None
-        self._room = threading.Semaphore(MOST)
+        self._room = threading.Semaphore(MOST_QUEUED)
         self._acts: SimpleQueue[tuple[str, Callable[[], None]]] = SimpleQueue()
         # A daemon: what it may still wait for does not hold up the end of the program.
         self._thread = threading.Thread(target=self._run, name="rollq-tracker", daemon=True)
@@ -125,7 +125,7 @@ class Tracking:
                 self._thread.start()
             if self._room.acquire(blocking=False):
                 return self._acts.put((what, act))
-        log.warning("%s: %d steps wait for it, so %s is not sent", self._name, MOST, what)
+        log.warning("%s: %d steps wait for it, so %s is not sent", self._name, MOST_QUEUED, what)
 
     def flush(self) -> None:
         """Waits until the tracker has what was added, or for CLOSE_S."""
@@ -167,7 +167,7 @@ class Tracking:
 
     def _log(self, batch: Batch, at: float) -> None:
         run = read_run(self._reader, at)
-        tracker = self._opened()
+        tracker = self._ensure_tracker()
         tracker.log(step_metrics(batch, run, self._before, tracker.rollouts))
         self._before = run
 
@@ -179,9 +179,9 @@ class Tracking:
                 f"it is not known which step {version!r} is: publish it, or name "
                 "the step by a number"
             )
-        self._opened().log(evaluation_metrics(result, step))
+        self._ensure_tracker().log(evaluation_metrics(result, step))
 
-    def _opened(self) -> Tracker:
+    def _ensure_tracker(self) -> Tracker:
         if self._tracker is None:  # the run's beginning tells runs of one name apart
             self._tracker = self._open(f"{self._reader.run}-{int(self._reader.began())}")
         return self._tracker

@@ -21,7 +21,7 @@ FIRST_S = 5.0
 """Seconds of waiting after which a wait is explained for the first time."""
 LOOK_S = 10.0
 """Seconds between two looks at a wait after that. A look takes a handful of commands."""
-EVERY_S = 60.0
+REPEAT_S = 60.0
 """Seconds after which the same explanation is said again."""
 CHANGES = re.compile(r"\S*\d\S*")
 """Words that differ between two explanations of one wait: counts, seconds, jobs, workers."""
@@ -72,7 +72,7 @@ class WaitLog:
         self._next = now + LOOK_S
         text = self._explain()
         same = CHANGES.sub("", text)
-        if text and now - self._said.get(same, float("-inf")) >= EVERY_S:
+        if text and now - self._said.get(same, float("-inf")) >= REPEAT_S:
             self._said[same] = now
             log.warning("%s", text)
 

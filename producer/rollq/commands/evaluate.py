@@ -98,7 +98,7 @@ def _show(args: argparse.Namespace) -> int:
             names = [name for name in EvaluationStore(reader.scripts).names() if name]
             if names:
                 return _show_series(args, reader, names, other)
-        result = _stored(reader, args.show)
+        result = _load_result(reader, args.show)
         comparison = None
         if other:
             comparison = compare(result, other, report.title(other))
@@ -109,7 +109,7 @@ def _show(args: argparse.Namespace) -> int:
 def _show_series(
     args: argparse.Namespace, reader: LedgerReader, names: Sequence[str], other: Result | None
 ) -> int:
-    results = [_stored(reader, (reader.run, name)) for name in names]
+    results = [_load_result(reader, (reader.run, name)) for name in names]
     versions = {result.version for result in results if result.version}
     steps = Versions(reader.redis, reader.run).steps(versions)
     points = series(results, steps, other)
@@ -120,7 +120,7 @@ def _show_series(
     return 0 if all(result.complete for result in results) else 1
 
 
-def _stored(reader: LedgerReader, where: tuple[str, str]) -> Result:
+def _load_result(reader: LedgerReader, where: tuple[str, str]) -> Result:
     """The stored evaluation. Raises SettingsError, with those that are there, when it is not."""
     run_name, evaluation = where
     store = EvaluationStore(reader.scripts)
@@ -137,7 +137,7 @@ def _other(args: argparse.Namespace, reader: LedgerReader) -> Result | None:
     """The evaluation to compare with. Raises SettingsError when it is not there."""
     if not args.compare:
         return None
-    return _stored(LedgerReader(reader.redis, args.compare[0]), args.compare)
+    return _load_result(LedgerReader(reader.redis, args.compare[0]), args.compare)
 
 
 def _evaluate(args: argparse.Namespace) -> int:
@@ -306,7 +306,7 @@ def _show_commands(
     args: argparse.Namespace, reader: LedgerReader, result: Result
 ) -> Callable[[str], str]:
     """Gives the command that shows a job: in the exported file, else in Redis while it is there."""
-    failures = [failure.job for failure in result.failures[: report.SHOWN]]
+    failures = [failure.job for failure in result.failures[: report.SHOWN_ROWS]]
     lines = {}
     if args.out and args.out.is_file():
         lines = jsonl.line_numbers(args.out, failures)

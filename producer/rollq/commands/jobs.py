@@ -132,7 +132,7 @@ def _add_class(parser: Parser) -> None:
     )
 
 
-def _named(args: argparse.Namespace) -> tuple[str, list[str]]:
+def _run_and_jobs(args: argparse.Namespace) -> tuple[str, list[str]]:
     """The run, and the jobs of it that are named; none when the run is. Raises SettingsError."""
     runs = {target.partition("/")[0] for target in args.targets}
     jobs = [target for target in args.targets if "/" in target]
@@ -144,7 +144,7 @@ def _named(args: argparse.Namespace) -> tuple[str, list[str]]:
 
 
 def _list(args: argparse.Namespace) -> int:
-    run, _ = _named(args)
+    run, _ = _run_and_jobs(args)
     with open_run(args, run) as reader:
         dead = [job for job in reader.dead(None) if args.failure in (None, job.failure)]
     if args.json:
@@ -157,7 +157,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _requeue(args: argparse.Namespace) -> int:
-    run, jobs = _named(args)
+    run, jobs = _run_and_jobs(args)
     with open_run(args, run) as reader:
         letters = DeadLetters(reader.redis, run)
         return _act_on_each(
@@ -166,7 +166,7 @@ def _requeue(args: argparse.Namespace) -> int:
 
 
 def _drop(args: argparse.Namespace) -> int:
-    run, jobs = _named(args)
+    run, jobs = _run_and_jobs(args)
     if args.whole_run and (jobs or args.failure):
         raise SettingsError("--whole-run deletes everything: name no jobs and no class")
     # Deleting a run that was deleted half-way goes on, although it is not listed any more.
@@ -199,7 +199,7 @@ def _whole_run(args: argparse.Namespace, reader: LedgerReader) -> int:
 
 
 def _cancel(args: argparse.Namespace) -> int:
-    run, jobs = _named(args)
+    run, jobs = _run_and_jobs(args)
     if bool(jobs) == args.all:
         raise SettingsError(
             f"name the jobs to cancel, or all of a run: rollq jobs cancel {run} --all"
@@ -223,12 +223,12 @@ def _act_on_each(
     """
     done = 0
     refused = {}
-    for each in names:
+    for target in names:
         try:
-            count = retry(partial(act, each))
+            count = retry(partial(act, target))
             done += 1 if count is None else count
         except RollqError as e:
-            refused[each] = str(e)
+            refused[target] = str(e)
     if args.json:
         print(json.dumps({"run": run, verb: done, "refused": refused}))
     else:

@@ -76,11 +76,11 @@ def _with_rewards(batch: Batch) -> list[Trajectory]:
         if group.scores is None:
             trajectories += group.trajectories
         else:
-            trajectories += map(_rewarded, group.trajectories, group.scores)
+            trajectories += map(_with_reward, group.trajectories, group.scores)
     return trajectories
 
 
-def _rewarded(trajectory: Trajectory, reward: float) -> Trajectory:
+def _with_reward(trajectory: Trajectory, reward: float) -> Trajectory:
     end = cast(Closed, trajectory.closed)
     try:
         info = {**end.info, "environment_reward": end.reward}

@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--fsync",
         choices=embedded_redis.FSYNC,
-        default=embedded_redis.FSYNC[0],
+        default=embedded_redis.EVERY_SECOND,
         help="when it writes to its disk: once a second, or before each answer (%(default)s)",
     )
     parser.set_defaults(run=run)

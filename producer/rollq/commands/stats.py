@@ -178,13 +178,13 @@ def _fidelity(counts: Mapping[str, Any]) -> str:
 def _late(groups: Sequence[LateGroup]) -> list[str]:
     if not groups:
         return ["", "no group is open: nothing is queued or being played"]
-    lines = [line for group in groups for line in ("", *_described(group))]
+    lines = [line for group in groups for line in ("", *_group_lines(group))]
     if any(job.state == LEASED for group in groups for job in group.jobs):
         lines += ["", "`rollq show JOB` shows what a job has said and done so far"]
     return lines
 
 
-def _described(group: LateGroup) -> list[str]:
+def _group_lines(group: LateGroup) -> list[str]:
     title = f"group {one_line(group.group)} ({group.purpose}): "
     if group.damage:
         return [title + one_line(group.damage)]

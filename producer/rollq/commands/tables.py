@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rollq.export.transcript import clean
 
-LONGEST = 100
+LONGEST_LINE = 100
 """Number of characters of a reason that a table shows."""
 
 
@@ -20,7 +20,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 def first_line(reason: str) -> str:
     """The first line of a failure's reason; the rest is a traceback."""
     line = clean(next(iter(reason.strip().splitlines()), "-"))
-    return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
+    return line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 3] + "..."
 
 
 def age(seconds: float) -> str:

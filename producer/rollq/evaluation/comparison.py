@@ -12,7 +12,7 @@ from rollq.errors import SettingsError
 from rollq.evaluation.result import Result, TaskKey
 from rollq.evaluation.statistics import Estimate, estimate
 
-SHOWN = 5
+SHOWN_TITLES = 5
 """Tasks that an error names."""
 
 
@@ -86,5 +86,5 @@ def _only(name: str, keys: Collection[TaskKey]) -> str:
     if not keys:
         return ""
     titles = ["/".join(map(str, key)) for key in sorted(keys)]
-    more = f" and {len(titles) - SHOWN} more" if len(titles) > SHOWN else ""
-    return f"Only in {name}: {', '.join(titles[:SHOWN])}{more}."
+    more = f" and {len(titles) - SHOWN_TITLES} more" if len(titles) > SHOWN_TITLES else ""
+    return f"Only in {name}: {', '.join(titles[:SHOWN_TITLES])}{more}."

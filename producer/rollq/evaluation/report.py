@@ -9,7 +9,7 @@ from rollq.evaluation.comparison import Change, Comparison
 from rollq.evaluation.result import Result, TaskResult, Try
 from rollq.evaluation.statistics import Estimate
 
-SHOWN = 20
+SHOWN_ROWS = 20
 """Tasks in the table, and failing tries in the list. JSON has all of them."""
 
 
@@ -42,10 +42,10 @@ def summary_json(result: Result) -> dict[str, Any]:
         "pass_hat_k": {str(k): value.mean for k, value in pass_hat_k.items()},
         "pass_hat_k_stderr": {str(k): value.stderr for k, value in pass_hat_k.items()},
         "pass_hat_k_interval": {str(k): _interval(value) for k, value in pass_hat_k.items()},
-        "turns_mean": _mean(one.turns for one in result.tries),
-        "sampled_tokens": sum(one.sampled_tokens for one in result.tries),
-        "total_tokens": sum(one.total_tokens for one in result.tries),
-        "stops": dict(Counter(one.stop for one in result.tries)),
+        "turns_mean": _mean(episode.turns for episode in result.tries),
+        "sampled_tokens": sum(episode.sampled_tokens for episode in result.tries),
+        "total_tokens": sum(episode.total_tokens for episode in result.tries),
+        "stops": dict(Counter(episode.stop for episode in result.tries)),
         "versions": sorted(result.versions),
         "version_tokens": result.versions,
         "other_versions": result.other_versions,
@@ -60,11 +60,11 @@ def _task(result: Result, task: TaskResult) -> dict[str, Any]:
         "group": task.group,
         "reward_mean": task.reward,
         "successes": task.successes,
-        "rewards": [one.reward for one in task.tries],
-        "stops": [one.stop for one in task.tries],
-        "turns": [one.turns for one in task.tries],
-        "sampled_tokens": [one.sampled_tokens for one in task.tries],
-        "total_tokens": [one.total_tokens for one in task.tries],
+        "rewards": [episode.reward for episode in task.tries],
+        "stops": [episode.stop for episode in task.tries],
+        "turns": [episode.turns for episode in task.tries],
+        "sampled_tokens": [episode.sampled_tokens for episode in task.tries],
+        "total_tokens": [episode.total_tokens for episode in task.tries],
         "versions": dict(task.versions),
     }
 
@@ -100,15 +100,15 @@ def summary_lines(result: Result) -> list[str]:
 
 
 def _tokens(tries: Sequence[Try]) -> str:
-    sampled = sum(one.sampled_tokens for one in tries)
-    total = sum(one.total_tokens for one in tries)
-    turns = _mean(one.turns for one in tries)
+    sampled = sum(episode.sampled_tokens for episode in tries)
+    total = sum(episode.total_tokens for episode in tries)
+    turns = _mean(episode.turns for episode in tries)
     turns_text = "-" if turns is None else f"{turns:.1f}"
     return f"{sampled} sampled of {total}, {turns_text} turns an episode"
 
 
 def _stops(tries: Sequence[Try]) -> str:
-    counts = Counter(one.stop for one in tries)
+    counts = Counter(episode.stop for episode in tries)
     return ", ".join(f"{stop} {count}" for stop, count in sorted(counts.items()))
 
 
@@ -133,23 +133,23 @@ def comparison_lines(comparison: Comparison) -> list[str]:
 
 
 def _changes(word: str, changes: Sequence[Change]) -> Iterable[str]:
-    for change in changes[:SHOWN]:
+    for change in changes[:SHOWN_ROWS]:
         yield f"{word:<8} {change.task}  {change.before:.3f} -> {change.after:.3f}"
-    if len(changes) > SHOWN:
-        yield f"         and {len(changes) - SHOWN} more"
+    if len(changes) > SHOWN_ROWS:
+        yield f"         and {len(changes) - SHOWN_ROWS} more"
 
 
 def task_table(result: Result) -> list[str]:
     """A line for each task, the worst first."""
     if not result.tasks:
         return []
-    shown = result.worst_first[:SHOWN]
+    shown = result.worst_first[:SHOWN_ROWS]
     width = max(4, *(len(task.title) for task in shown))
     lines = [f"{'task':<{width}}  reward  successes  turns  tokens  stops"]
     for task in shown:
         successes = f"{task.successes} of {len(task.tries)}"
-        turns = fmean(one.turns for one in task.tries)
-        tokens = fmean(one.sampled_tokens for one in task.tries)
+        turns = fmean(episode.turns for episode in task.tries)
+        tokens = fmean(episode.sampled_tokens for episode in task.tries)
         cells = f"{task.reward:>6.3f}  {successes:>9}  {turns:>5.1f}  {tokens:>6.0f}"
         lines.append(f"{task.title:<{width}}  {cells}  {_stops(task.tries)}")
     if more := len(result.tasks) - len(shown):
@@ -160,10 +160,13 @@ def task_table(result: Result) -> list[str]:
 def failure_lines(result: Result, command: Callable[[str], str]) -> list[str]:
     """The tries that failed, the worst first, each with the command that shows it."""
     failures = result.failures
-    lines = [f"{command(one.job)}  # reward {one.reward:g}, {one.stop}" for one in failures[:SHOWN]]
+    lines = [
+        f"{command(failure.job)}  # reward {failure.reward:g}, {failure.stop}"
+        for failure in failures[:SHOWN_ROWS]
+    ]
     if not lines:
         return []
-    more = f"; the worst {SHOWN}" if len(failures) > SHOWN else ""
+    more = f"; the worst {SHOWN_ROWS}" if len(failures) > SHOWN_ROWS else ""
     return [f"{len(failures)} of {len(result.tries)} tries failed{more}:", *lines]
 
 

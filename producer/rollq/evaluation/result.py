@@ -50,11 +50,11 @@ class TaskResult:
     @property
     def reward(self) -> float:
         """Mean over its tries."""
-        return sum(one.reward for one in self.tries) / len(self.tries)
+        return sum(episode.reward for episode in self.tries) / len(self.tries)
 
     @property
     def successes(self) -> int:
-        return sum(one.reward >= SUCCESS for one in self.tries)
+        return sum(episode.reward >= SUCCESS for episode in self.tries)
 
 
 def task_result(trajectories: Sequence[Trajectory]) -> TaskResult:
@@ -115,7 +115,7 @@ class Result:
 
     @property
     def tries(self) -> list[Try]:
-        return [one for task in self.tasks for one in task.tries]
+        return [episode for task in self.tasks for episode in task.tries]
 
     @property
     def reward(self) -> Estimate | None:
@@ -163,9 +163,9 @@ class Result:
         failures = []
         for task in self.worst_first:
             of_task = []
-            for sample, one in enumerate(task.tries):
-                if one.reward < SUCCESS:
+            for sample, episode in enumerate(task.tries):
+                if episode.reward < SUCCESS:
                     job = job_id(self.run, task.group, sample)
-                    of_task.append(Failure(job, one.reward, one.stop))
+                    of_task.append(Failure(job, episode.reward, episode.stop))
             failures += sorted(of_task, key=lambda failure: failure.reward)
         return failures

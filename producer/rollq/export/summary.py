@@ -76,8 +76,8 @@ class Summary:
         """
         means = {}
         for k in range(1, most + 1):
-            tries = [each for each in self.tasks.values() if each.graded >= k]
-            if tries:
-                estimates = [pass_hat(each.successes, each.graded, k) for each in tries]
+            tasks = [task for task in self.tasks.values() if task.graded >= k]
+            if tasks:
+                estimates = [pass_hat(task.successes, task.graded, k) for task in tasks]
                 means[k] = sum(estimates) / len(estimates)
         return means

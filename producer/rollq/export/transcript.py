@@ -22,7 +22,7 @@ COLOURS = {
     "label": "2",
 }
 """ANSI codes by role."""
-LONGEST = 1500
+LONGEST_TEXT = 1500
 """Number of characters that are shown of one message."""
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters: those that a terminal obeys or cannot show, except tab and newline. They
@@ -251,9 +251,9 @@ def shown_text(content: Any) -> str:
 
 def clip(text: str) -> str:
     """The first characters of a long text."""
-    if len(text) <= LONGEST:
+    if len(text) <= LONGEST_TEXT:
         return text
-    return f"{text[:LONGEST]} ... ({len(text) - LONGEST} more characters: --json)"
+    return f"{text[:LONGEST_TEXT]} ... ({len(text) - LONGEST_TEXT} more characters: --json)"
 
 
 def clean(text: str) -> str:

@@ -141,7 +141,7 @@ class Deliveries:
         match reply.status:
             case "groups":
                 return Taken(
-                    groups=[self._taken(Reply([b"group", *row])) for row in reply["groups"]],
+                    groups=[self._read_group(Reply([b"group", *row])) for row in reply["groups"]],
                     dropped=reply["dropped"],
                     published=reply["published"],
                     policy_step=reply.step("step"),
@@ -173,7 +173,7 @@ class Deliveries:
             published=reply["published"],
         )
 
-    def _taken(self, row: Reply) -> TakenGroup:
+    def _read_group(self, row: Reply) -> TakenGroup:
         name = row.text("name")
         ids: dict[bytes, list[str]] = {b"done": [], b"dead": [], b"surplus": []}
         for sample, state in enumerate(row["states"]):

@@ -11,7 +11,7 @@ from rollq.evaluation.result import Result, TaskResult, Try
 from rollq.ledger.scripts import Scripts
 from rollq.wire.blob import SCHEMA, defer, pack, pack_texts, unpack
 
-LARGEST = 100_000
+MOST_TRIES = 100_000
 """Most tries of one evaluation: about a megabyte in Redis."""
 
 
@@ -45,7 +45,7 @@ def encode(result: Result) -> bytes:
     where = f"the evaluation of run {result.run}"
     tasks = []
     for task in result.tasks:
-        tries = [list(one) for one in task.tries]
+        tries = [list(episode) for episode in task.tries]
         tasks.append([task.group, task.env, task.split, task.task, tries, dict(task.versions)])
     left_out = list(result.left_out)
     values = [result.name, result.version, result.size, tasks, left_out, result.dead]
@@ -74,6 +74,6 @@ def _task(
         env=env,
         split=split,
         task=task,
-        tries=[Try(*one) for one in tries],
+        tries=[Try(*fields) for fields in tries],
         versions=versions,
     )

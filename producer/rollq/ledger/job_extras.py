@@ -58,10 +58,10 @@ def read_extras(
         pipe.hmget(scripts.keys.extras(job_id), LEASE, *names)
     replies = read_replies(scripts, "reading extras", pipe)
     rows = zip(job_ids, replies[::2], replies[1::2], strict=True)
-    return [_decoded(job_id, names, ended, stored) for job_id, ended, stored in rows]
+    return [_decode(job_id, names, ended, stored) for job_id, ended, stored in rows]
 
 
-def _decoded(
+def _decode(
     job_id: str, names: Sequence[str], ended: bytes | None, stored: Any
 ) -> dict[str, Extra] | ContractError:
     if isinstance(stored, redis.ResponseError):

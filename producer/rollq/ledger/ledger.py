@@ -370,7 +370,7 @@ class Ledger:
         args = [job_id, lease, failure.value, short_reason(reason), random.random()]
         reply = self.scripts.call("fail", *args)
         if reply.status == "fenced":
-            self._fenced(job_id, lease)
+            self._raise_fenced(job_id, lease)
         return Outcome(State(reply.status), float(reply["not_before"]))
 
     def release(self, job_id: str, lease: str, *, restart: bool = False) -> None:
@@ -378,11 +378,11 @@ class Ledger:
         journal, which is set aside. Raises Fenced.
         """
         if self.scripts.call("release", job_id, lease, int(restart)).status == "fenced":
-            self._fenced(job_id, lease)
+            self._raise_fenced(job_id, lease)
 
     def _check_written(self, reply: Reply, job_id: str, lease: str, index: int) -> None:
         if reply.status == "fenced":
-            self._fenced(job_id, lease)
+            self._raise_fenced(job_id, lease)
         if reply.status == "conflict":
             length = reply["length"]
             conflict = JournalConflict(
@@ -392,7 +392,7 @@ class Ledger:
             conflict.length = length
             raise conflict
 
-    def _fenced(self, job_id: str, lease: str) -> NoReturn:
+    def _raise_fenced(self, job_id: str, lease: str) -> NoReturn:
         raise Fenced(f"job {job_id}: attempt {_attempt(lease)} no longer holds the lease")
 
 

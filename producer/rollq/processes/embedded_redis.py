@@ -55,13 +55,14 @@ def binaries() -> Iterator[str]:
             yield from [path for path in paths if os.access(path, os.X_OK)][:1]
 
 
-FSYNC = ("everysec", "always")
+EVERY_SECOND = "everysec"
+FSYNC = (EVERY_SECOND, "always")
 """Intervals at which the server writes to its disk. A power cut loses at most the last second, or
 nothing.
 """
 
 
-def command(port: int, folder: Path, fsync: str = FSYNC[0]) -> list[str]:
+def command(port: int, folder: Path, fsync: str = EVERY_SECOND) -> list[str]:
     """The server's command line. Its data is in `folder`. `fsync`: one of FSYNC."""
     settings = {
         "bind": HOST,

@@ -56,7 +56,7 @@ def segment_experts(trajectory: Trajectory, traces: Traces = "all") -> list[Nump
         return []
     experts = array_of(trajectory.extras[ROUTED_EXPERTS])
     bounds = [*pairwise(accumulate(trajectory.traces, initial=0))]
-    return [experts[slice(*bounds[each.trace])] for each in trajectory.segments(traces)]
+    return [experts[slice(*bounds[segment.trace])] for segment in trajectory.segments(traces)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

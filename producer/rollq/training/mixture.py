@@ -162,7 +162,7 @@ class _Draws:
             awake = weights
             resting = set()
         for _ in range(self._mixture.groups_per_step):
-            yield self._numbered(self._next_pass(awake).draw(resting))
+            yield self._in_next_group(self._next_pass(awake).draw(resting))
 
     def _resting(self, step: int) -> set[str]:
         rest = self._mixture.rest
@@ -182,7 +182,7 @@ class _Draws:
         self._credits[chosen] -= 1.0
         return self._passes[chosen]
 
-    def _numbered(self, job: Job) -> Job:
+    def _in_next_group(self, job: Job) -> Job:
         """The job in the next group of its task, named as `rollq submit` names those of an
         epoch.
         """

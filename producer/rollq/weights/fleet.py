@@ -116,7 +116,7 @@ class Fleet:
             if serving.paused is not False or not serving.holds(version, folder):
                 self._pause_one(engine, serving)
                 engine.load(folder, version, self._update_timeout_s)
-            return self._verified(engine, version, folder, agreement)
+            return self._finish_update(engine, version, folder, agreement)
 
         engines, away = self._engines(report)
         agreement = _Agreement(engines)
@@ -205,7 +205,7 @@ class Fleet:
 
         def one(engine: UpdatingEngine) -> EngineUpdate:
             engine.name_version(version)
-            return self._verified(engine, version, engine.serving().path, agreement)
+            return self._finish_update(engine, version, engine.serving().path, agreement)
 
         _outcome(version, *_parallel(engines, one, agreement.leave), {})
 
@@ -265,7 +265,7 @@ class Fleet:
             self._compiled.add(engine.url)
         engine.pause(self._pause, serving)
 
-    def _verified(
+    def _finish_update(
         self, engine: UpdatingEngine, version: str, path: str | None, agreement: "_Agreement"
     ) -> EngineUpdate:
         """The end of an update on one engine: see that it serves what it should, and let it

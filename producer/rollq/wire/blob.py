@@ -24,15 +24,18 @@ SCHEMA = 1
 """Version of the schema: the first element of every blob."""
 DIGEST = 16
 """Number of bytes of a digest: of a job's content, or of a prompt that samples share."""
-LARGE, LARGE_IDS = 512, 2048
-"""Logprobs and texts, and ids, of at least this many bytes are compressed, if that makes them
-shorter. To begin a stream costs as much as 200 bytes of one, so what a usual turn samples is not
-compressed.
+COMPRESSED_FROM = 512
+"""Bytes of logprobs or texts from which on they are compressed, if that makes them shorter. To
+begin a stream costs as much as 200 bytes of one, so what a usual turn samples is not compressed.
 """
-SHARED, KEPT = 4096, 64
+IDS_COMPRESSED_FROM = 2048
+"""The same for ids."""
+SHARED_FROM = 4096
 """Ids and texts of at least this many bytes are often those of a sibling: the same prompt and
-tools. What became of the last 64 of them is kept, in each direction.
+tools.
 """
+MOST_SHARED = 64
+"""Number of such ids and texts whose packed or unpacked form is kept, in each direction."""
 MAX_UNPACKED = 256 << 20
 """Most bytes that ids, logprobs or texts may unpack to; more is a bomb, not a conversation."""
 MAX_DEPTH = 64
@@ -189,7 +192,7 @@ def dump_ids(ids: Iterable[Any], where: str) -> bytes:
     of one number are not.
     """
     raw = dump(ids, "I", where)
-    if len(raw) >= LARGE_IDS:
+    if len(raw) >= IDS_COMPRESSED_FROM:
         return _pack_shared(split_planes(raw, 4))
     zeros = bytes(len(raw) // 4)
     if raw[3::4] != zeros:
@@ -212,12 +215,12 @@ def load_ids(packed: bytes) -> array[int]:
             start = 1 + plane * count
             raw[plane::4] = packed[start : start + count]
         return load("I", raw)
-    if len(packed) >= SHARED:
+    if len(packed) >= SHARED_FROM:
         return load("I", _read_planes(packed))
     return load("I", join_planes(unpack_bytes(packed), 4))
 
 
-@lru_cache(KEPT)
+@lru_cache(MOST_SHARED)
 def _read_planes(packed: bytes) -> bytes:
     return bytes(join_planes(unpack_bytes(packed), 4))
 
@@ -247,7 +250,7 @@ def pack_bytes(data: bytes) -> bytes:
     """A byte that says how the data is packed (0: as it is, 1: by zlib), then the data in the
     shorter form.
     """
-    if len(data) < LARGE:
+    if len(data) < COMPRESSED_FROM:
         return b"\0" + data
     # At level 6 a prompt would take three times as long and be a twentieth shorter. 13 and 6 mean
     # 64 kB of memory, a quarter of the default: most streams are shorter than 2 kB.
@@ -259,10 +262,10 @@ def pack_bytes(data: bytes) -> bytes:
 
 
 def _pack_shared(data: bytes) -> bytes:
-    return pack_bytes(data) if len(data) < SHARED else _packed_before(data)
+    return pack_bytes(data) if len(data) < SHARED_FROM else _packed_before(data)
 
 
-_packed_before = lru_cache(KEPT)(pack_bytes)
+_packed_before = lru_cache(MOST_SHARED)(pack_bytes)
 
 
 def unpack_bytes(packed: bytes) -> bytes:

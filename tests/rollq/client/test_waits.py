@@ -80,6 +80,6 @@ def test_a_wait_is_logged_when_it_is_long_and_then_now_and_then(
     assert looked(2 * waits.LOOK_S, "23 queued, w-25 is away") == []
     assert looked(3 * waits.LOOK_S, "23 queued, another reason") == ["23 queued, another reason"]
     assert looked(4 * waits.LOOK_S, "2 queued, w-2 is away") == []
-    assert looked(waits.LOOK_S + waits.EVERY_S, "2 queued, w-2 is away") == [
+    assert looked(waits.LOOK_S + waits.REPEAT_S, "2 queued, w-2 is away") == [
         "2 queued, w-2 is away"
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from rollq.events import Finish, Prompt, Sampled, VersionSpan
 from rollq.export.record import record
-from rollq.export.transcript import LONGEST, Transcript
+from rollq.export.transcript import LONGEST_TEXT, Transcript
 from tests.rollq.agent_episodes import branching
 from tests.rollq.export.trajectories import played
 
@@ -103,8 +103,8 @@ def test_assistant_messages_of_the_prompt_do_not_answer_the_turn_that_failed() -
 
 def test_long_messages_are_clipped() -> None:
     found = record(played(0, 0, 1.0))
-    found["messages"] = [{"role": "system", "content": "x" * (LONGEST + 77)}]
-    assert f"{'x' * LONGEST} ... (77 more characters: --json)" in shown(found)
+    found["messages"] = [{"role": "system", "content": "x" * (LONGEST_TEXT + 77)}]
+    assert f"{'x' * LONGEST_TEXT} ... (77 more characters: --json)" in shown(found)
 
 
 def test_a_failure_is_named() -> None:

@@ -1,7 +1,7 @@
 // Elements and texts. Words of models, users and tools only ever become text nodes: nothing here parses HTML.
 'use strict';
 
-const LONGEST = 20000; // characters of a text that are shown at once
+const LONGEST_TEXT = 20000; // characters of a text that are shown at once
 // Controls, direction overrides, invisible characters and halves of surrogate pairs: shown as what they are.
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb]|\udb40[\udc00-\udfff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 
@@ -48,13 +48,13 @@ function addText(node, text) {
 // A block of text. A long one is cut, with a button that shows the rest.
 function block(tag, text) {
   const node = el(tag, { dir: 'auto' });
-  if (text.length <= LONGEST) {
+  if (text.length <= LONGEST_TEXT) {
     addText(node, text);
     return node;
   }
-  addText(node, text.slice(0, LONGEST));
-  const rest = text.length - LONGEST;
-  const more = el('button.more', { type: 'button', onclick: () => { more.remove(); addText(node, text.slice(LONGEST)); } },
+  addText(node, text.slice(0, LONGEST_TEXT));
+  const rest = text.length - LONGEST_TEXT;
+  const more = el('button.more', { type: 'button', onclick: () => { more.remove(); addText(node, text.slice(LONGEST_TEXT)); } },
     `Show ${count(rest)} more characters`);
   node.append(more);
   return node;

@@ -19,7 +19,9 @@ SCHEME = "ssh://"
 DOCKERS_SOCKET = "/var/run/docker.sock"
 START_S = 20.0
 """Longest start in seconds."""
-OPTIONS = "BatchMode=yes ExitOnForwardFailure=yes ServerAliveInterval=10 StreamLocalBindUnlink=yes"
+SSH_OPTIONS = (
+    "BatchMode=yes ExitOnForwardFailure=yes ServerAliveInterval=10 StreamLocalBindUnlink=yes"
+)
 
 
 class Tunnel:
@@ -68,7 +70,7 @@ class Tunnel:
     def _start(self) -> "subprocess.Popen[bytes]":
         self._socket.unlink(missing_ok=True)
         words = Path(self._folder, "words")
-        options = [word for option in OPTIONS.split() for word in ("-o", option)]
+        options = [word for option in SSH_OPTIONS.split() for word in ("-o", option)]
         with words.open("wb") as stderr:
             process = subprocess.Popen(
                 # the command over there ends when the pipe does, which ends with this process

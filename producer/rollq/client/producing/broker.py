@@ -60,7 +60,7 @@ class Broker:
         if not messages or self._paused:
             return sent
         try:
-            app = self._connected()
+            app = self._ensure_app()
             with app.producer_pool.acquire(block=True) as producer:
                 for message in messages:
                     app.send_task(
@@ -88,7 +88,7 @@ class Broker:
         with self._asking_lock:
             try:
                 if self._asking is None:
-                    self._asking = self._connected().connection_for_write()
+                    self._asking = self._ensure_app().connection_for_write()
                 channel = self._asking.default_channel
                 return {queue: _size(channel, celery_queue(queue)) for queue in queues}
             except Exception:  # as above
@@ -106,7 +106,7 @@ class Broker:
     def _paused(self) -> bool:
         return time.monotonic() < self._paused_until or not self.available
 
-    def _connected(self) -> Any:
+    def _ensure_app(self) -> Any:
         with self._lock:
             if self._app is None:
                 self._app = _app(self.broker_url)

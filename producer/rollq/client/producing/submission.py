@@ -41,7 +41,7 @@ def whole_groups(jobs: Iterable[Job], run: str) -> Iterator[list[Job]]:
     """
     group: list[Job] = []
     for index, job in enumerate(jobs):
-        job = _named(job, run, index)
+        job = _with_names(job, run, index)
         if group and job.group != group[0].group:
             yield _all_samples(group)
             group = []
@@ -53,7 +53,7 @@ def whole_groups(jobs: Iterable[Job], run: str) -> Iterator[list[Job]]:
         yield _all_samples(group)
 
 
-def _named(job: Job, run: str, index: int) -> Job:
+def _with_names(job: Job, run: str, index: int) -> Job:
     if not isinstance(job, Job):
         raise ContractError(f"jobs[{index}]: a Job is expected, not {job!r:.100}")
     try:

@@ -139,7 +139,7 @@ class Values(dict[str, Any]):
 
     def _parts(self, key: str) -> list[str]:
         """The parts of a key of which only these exist."""
-        return [each for each in self._keys if each.startswith(f"{key}.")]
+        return [part for part in self._keys if part.startswith(f"{key}.")]
 
     def _assign_part(self, where: str, first: str, part: str, value: Json) -> None:
         takes_any = first in MAPPINGS and first in self._keys
@@ -174,12 +174,12 @@ class Values(dict[str, Any]):
         if key in OF_A_MACHINE:
             return f"{key} belongs to a machine, not to a run: set {OF_A_MACHINE[key]}"
         first, _, word = key.rpartition(".")
-        siblings = {each.rpartition(".")[2]: each for each in self._parts(first) or self._keys}
+        siblings = {other.rpartition(".")[2]: other for other in self._parts(first) or self._keys}
         similar = [name for name in siblings if name.startswith(word)]
         similar = similar or difflib.get_close_matches(word, siblings, 1)
         if similar:
             return f"there is no key {key}; did you mean {siblings[similar[0]]}?"
-        others = dict.fromkeys(each.partition(".")[0] for each in self._keys)
+        others = dict.fromkeys(other.partition(".")[0] for other in self._keys)
         return f"there is no key {key}; there are {', '.join(others)}"
 
     def need(self, *needed: str) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from rollq.errors import ContractError, SettingsError
 from rollq.job import NAME, Json
-from rollq.numbers import LARGEST, is_whole, whole_kind
+from rollq.numbers import LARGEST_NUMBER, is_whole, whole_kind
 from rollq.settings import engine_address
 from rollq.trajectory_extras import ExpertShape
 from rollq.urls import is_http, mask_url
@@ -19,7 +19,7 @@ from rollq.urls import is_http, mask_url
 E = TypeVar("E", bound=StrEnum)
 
 
-def integer(at_least: int, at_most: int = LARGEST) -> Callable[[str], int]:
+def integer(at_least: int, at_most: int = LARGEST_NUMBER) -> Callable[[str], int]:
     """An argument type: a whole number within these bounds."""
 
     def parse(text: str) -> int:
@@ -74,7 +74,7 @@ def tasks(text: str) -> range:
     first, dash, last = text.partition("-")
     with contextlib.suppress(ValueError):
         low, high = int(first), int(last if dash else first)
-        if 0 <= low <= high <= LARGEST and first.strip().isdecimal():
+        if 0 <= low <= high <= LARGEST_NUMBER and first.strip().isdecimal():
             return range(low, high + 1)
     raise argparse.ArgumentTypeError(
         f"expected A-B with A not above B, both included, or one task, not {text!r}"

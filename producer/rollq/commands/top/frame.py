@@ -25,7 +25,7 @@ from rollq.snapshot.run import PLACES, RunSnapshot
 
 WIDE = 120
 """Columns of a terminal from which on there is room for everything."""
-LONGEST = {True: 48, False: 22}
+LONGEST_NAME = {True: 48, False: 22}
 """Characters of a name that are shown, where the terminal is wide and where it is not."""
 GOOD, BAD, SLOW, QUIET = "green", "bold red", "yellow", "dim"
 STYLES = {READY: GOOD, AWAY: BAD, PAUSED: SLOW, STALLED: BAD, OUTDATED: BAD}
@@ -140,25 +140,25 @@ def _speed(fleet: FleetSnapshot) -> Line:
 def _outcomes(fleet: FleetSnapshot) -> Line:
     counts = [run.counts for run in fleet.runs]
     graded = [
-        (each["reward_mean"], sum(each["stops"].values()))
-        for each in counts
-        if each["reward_mean"] is not None
+        (of_run["reward_mean"], sum(of_run["stops"].values()))
+        for of_run in counts
+        if of_run["reward_mean"] is not None
     ]
     total = sum(count for _, count in graded)
     reward = f"{sum(mean * count for mean, count in graded) / total:.3f}" if total else NONE
     stops = Counter[str]()
     failures = Counter[str]()
-    dead = sum(each["dead"] for each in counts)
-    for each in counts:
-        stops.update(each["stops"])
-        failures.update(each["failures"])
+    dead = sum(of_run["dead"] for of_run in counts)
+    for of_run in counts:
+        stops.update(of_run["stops"])
+        failures.update(of_run["failures"])
     why = f" (failures: {_counts(failures)})" if failures else ""
     outcomes = [
         Cell(f"reward {reward}"),
         Cell(f"stops {_counts(stops)}"),
         Cell(f"{dead} dead{why}", BAD if dead else ""),
     ]
-    if changed := sum(each["changed_prompts"] for each in counts):
+    if changed := sum(of_run["changed_prompts"] for of_run in counts):
         outcomes.append(Cell(f"{changed} traces by changed system prompts", BAD))
     return outcomes
 
@@ -188,7 +188,7 @@ def _run(run: RunSnapshot, pace: float | None, wide: bool) -> list[Cell]:
     groups = "/".join(str(counts[f"groups_{place}"]) for place in PLACES)
     oldest = run.oldest.name if run.oldest else NONE
     return [
-        Cell(one_line(run.run, LONGEST[wide]), "" if run.has_work else QUIET),
+        Cell(one_line(run.run, LONGEST_NAME[wide]), "" if run.has_work else QUIET),
         Cell(f"{counts['done']}/{counts['submitted']}"),
         _number(counts["leased"]),
         _number(counts["queued"]),
@@ -198,7 +198,7 @@ def _run(run: RunSnapshot, pace: float | None, wide: bool) -> list[Cell]:
         Cell(NONE if run.oldest_s is None else age(run.oldest_s)),
         _staleness(run),
         Cell(NONE if pace is None else f"{pace:.1f}"),
-        Cell(one_line(oldest, LONGEST[False])),
+        Cell(one_line(oldest, LONGEST_NAME[False])),
         Cell(_counts(counts["stops"])),
     ]
 
@@ -222,7 +222,7 @@ def _engines(engines: Sequence[Engine], wide: bool) -> Table:
     rows = []
     for engine in sorted(engines, key=lambda engine: (engine.state == READY, engine.url)):
         row = [
-            Cell(one_line(engine.url, LONGEST[wide])),
+            Cell(one_line(engine.url, LONGEST_NAME[wide])),
             Cell(one_line(engine.state, 10), STYLES.get(engine.state, "")),
             _number(engine.episodes),
             Cell(_known(engine.running)),
@@ -245,7 +245,7 @@ def _workers(fleet: FleetSnapshot, wide: bool) -> Table:
     ] * wide
     lost = [
         [
-            Cell(one_line(name, LONGEST[wide]), BAD),
+            Cell(one_line(name, LONGEST_NAME[wide]), BAD),
             Cell(f"{age(seconds)} ago", BAD),
             *[Cell(NONE)] * 3,
             Cell("gone", BAD),
@@ -265,7 +265,7 @@ def _workers(fleet: FleetSnapshot, wide: bool) -> Table:
 def _worker(worker: LiveWorker, wide: bool) -> list[Cell]:
     silent = worker.age_s >= SILENT_S
     row = [
-        Cell(one_line(worker.name, LONGEST[wide])),
+        Cell(one_line(worker.name, LONGEST_NAME[wide])),
         Cell(f"{worker.age_s:.0f}s ago", BAD if silent else ""),
         Cell(f"{worker.busy} of {worker.slots}", SLOW if worker.busy >= worker.slots else ""),
         Cell(f"{worker.turns_s:.1f}"),
@@ -274,7 +274,10 @@ def _worker(worker: LiveWorker, wide: bool) -> list[Cell]:
     ]
     return (
         row
-        + [Cell(f"{worker.tokens_s:,.0f}"), Cell(one_line(",".join(worker.queues), LONGEST[False]))]
+        + [
+            Cell(f"{worker.tokens_s:,.0f}"),
+            Cell(one_line(",".join(worker.queues), LONGEST_NAME[False])),
+        ]
         * wide
     )
 

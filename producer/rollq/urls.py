@@ -35,7 +35,8 @@ HTTP_URL = re.compile(
 SECRET = re.compile(r"(?i)([?&;,][\w-]*(?:password|key|token|secret)=)[^&]*")
 """The value ends at `&` only, because `,`, `;`, `@` and white space may be parts of it."""
 SHOWN_OPTION = re.compile(
-    rf"(?:(?!db=|username=|password=)(?:{KOMBU_OPTIONS}|{REDIS_PY_OPTIONS}|service|ssl)=|db=\d*$)[^@]*$"
+    rf"(?:(?!db=|username=|password=)(?:{KOMBU_OPTIONS}|{REDIS_PY_OPTIONS}|service|ssl)="
+    r"|db=\d*$)[^@]*$"
 )
 """An option whose value errors show. Any other may be a password under a misspelt name."""
 HOST_AND_PORT = re.compile(r"([\w.-]+|\[[\da-fA-F:.%]+\])?(:\d*)?")
@@ -123,10 +124,10 @@ def _check_login(url: str, parts: SplitResult) -> None:
     """
     if "@" in parts.netloc:
         return
-    known = re.compile(f"{KOMBU_OPTIONS}|{REDIS_PY_OPTIONS}")
+    option = re.compile(f"{KOMBU_OPTIONS}|{REDIS_PY_OPTIONS}")
     behind_host = parts.fragment
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        behind_host += name if known.fullmatch(name) else name + value
+        behind_host += name if option.fullmatch(name) else name + value
     if "@" in behind_host:
         raise _not_redis(url, "write # ? / @ of a login as %23 %3F %2F %40")
 
@@ -221,8 +222,8 @@ def _for_kombu(url: str) -> str:
         kept = {name: value for name, value in options.items() if re.fullmatch(KOMBU_OPTIONS, name)}
         if kept == options:
             return url
-    for name in options:
-        if name not in kept and not re.fullmatch(REDIS_PY_OPTIONS, name):
+    for name in sorted(options.keys() - kept.keys()):
+        if not re.fullmatch(REDIS_PY_OPTIONS, name):
             raise _not_redis(url, f"Celery takes no option {name}: remove it")
     user = parts.username or quote(options.get("username", ""), safe="")
     password = parts.password or quote(options.get("password", ""), safe="")

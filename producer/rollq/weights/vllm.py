@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, NoReturn
 
 from rollq.weights.engine_control import (
     CONTROL_TIMEOUT_S,
@@ -33,6 +33,17 @@ PAUSES = {
 }
 
 
+class _Fields(dict[str, Any]):
+    """The fields of a reply. Raises ControlFailure for one that it lacks."""
+
+    def __init__(self, path: str, body: Any) -> None:
+        super().__init__(body if isinstance(body, dict) else {})
+        self._path = path.partition("?")[0]
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise ControlFailure(f"{self._path} does not name {name}: is this vLLM 0.32 or newer?")
+
+
 class VllmEngine(UpdatingEngine):
     resume_path = "/resume"
     adapter_path = "/v1"
@@ -44,19 +55,13 @@ class VllmEngine(UpdatingEngine):
             return NEEDS_LORA if is_adapter_path else NEEDS_DEV_MODE.format(path=path)
         return answer.refusal()
 
-    def _field(self, path: str, reply: Any, name: str, kind: type = object) -> Any:
-        """A field of a reply. Raises ControlFailure where it is missing or of another kind."""
-        if not isinstance(reply, dict) or name not in reply or not isinstance(reply[name], kind):
-            raise ControlFailure(f"{path} does not name {name}: is this vLLM 0.32 or newer?")
-        return reply[name]
+    def _body(self, path: str, answer: Answer) -> Any:
+        return _Fields(path, super()._body(path, answer))
 
     def _describe(self) -> None:
-        version = self._field("/version", self._get("/version"), "version")
-        self.server = f"vLLM {version}"
+        self.server = f"vLLM {self._get('/version')['version']}"
         info = self._connection.call("GET", "/server_info?config_format=json")
-        config: dict[str, Any] = {}
-        if info.ok:
-            config = self._field("/server_info", info.body, "vllm_config", dict)
+        config = _Fields("/server_info", info.body)["vllm_config"] if info.ok else {}
         model = config.get("model_config", {})
         parallel = config.get("parallel_config", {})
         fields = [model.get(name) for name in MODEL_SHAPE]
@@ -68,9 +73,7 @@ class VllmEngine(UpdatingEngine):
     def serving(self, timeout_s: float = CONTROL_TIMEOUT_S) -> Serving:
         info = self._get("/weight_info", timeout_s)
         state = self._get("/is_paused", timeout_s)
-        version = self._field("/weight_info", info, "weight_version")
-        is_paused = self._field("/is_paused", state, "is_paused")
-        return Serving(str(version), None, bool(is_paused))
+        return Serving(str(info["weight_version"]), None, bool(state["is_paused"]))
 
     def _pause(self, serving: Serving) -> None:
         if self._on_cpu and self._head_is_tied():
@@ -82,8 +85,7 @@ class VllmEngine(UpdatingEngine):
         checksums, as it does after a load that failed: it was asked before that load.
         """
         try:
-            reply = self._do("/weight_checker", {"action": "checksum"})
-            checksums = self._field("/weight_checker", reply, "checksums", dict)
+            checksums = self._do("/weight_checker", {"action": "checksum"})["checksums"]
         except ControlFailure:
             return False
         return not any("lm_head" in name for name in checksums)
@@ -102,7 +104,7 @@ class VllmEngine(UpdatingEngine):
         answer = self._connection.call("POST", "/weight_checker", {"action": "checksum"}, timeout_s)
         if not answer.ok or not isinstance(answer.body, dict):
             return None
-        checksums = self._field("/weight_checker", answer.body, "checksums")
+        checksums = _Fields("/weight_checker", answer.body)["checksums"]
         by_tensor = json.dumps(checksums, sort_keys=True)
         return hashlib.sha256(by_tensor.encode()).hexdigest()
 
@@ -111,6 +113,5 @@ class VllmEngine(UpdatingEngine):
         its documentation says otherwise.
         """
         query = "reset_running_requests=true&reset_external=true"
-        reply = self._do(f"/reset_prefix_cache?{query}", {})
-        if not self._field("/reset_prefix_cache", reply, "success"):
+        if not self._do(f"/reset_prefix_cache?{query}", {})["success"]:
             raise ControlFailure("vLLM did not empty its prefix cache")

@@ -123,7 +123,7 @@ def test_a_tracker_that_is_slow_or_fails_holds_nothing_up(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tracking, "MOST", 2)
+    monkeypatch.setattr(tracking, "MOST_QUEUED", 2)
     finish_groups(ledger, "a", "b", "c", seal=True)
     go = threading.Event()
 

@@ -107,10 +107,11 @@ class TelecomBackend:
         assertions = criteria.env_assertions if "ENV_ASSERTION" in basis else None
         actions = criteria.actions if "ACTION" in basis else None
         check = episode.environment.run_env_assertion
-        failed = []
-        for assertion in assertions or ():
-            if not check(assertion, raise_assertion_error=False):
-                failed.append(_assertion_text(assertion))
+        failed = [
+            _assertion_text(assertion)
+            for assertion in assertions or ()
+            if not check(assertion, raise_assertion_error=False)
+        ]
         missing = []
         for action in actions or ():
             if not any(action.compare_with_tool_call(call) for call in episode.calls):

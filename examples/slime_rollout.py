@@ -23,7 +23,7 @@ sys.path.append(
 
 
 class Router(BaseHTTPRequestHandler):
-    """What rollq asks of slime's router: which engines there are."""
+    """Answers rollq's question to slime's router: which engines there are."""
 
     engines: tuple[str, ...] = ()
 

@@ -1,4 +1,4 @@
-"""What TRL's AsyncGRPOTrainer lacks on a CPU."""
+"""Functions that TRL's AsyncGRPOTrainer lacks on a CPU."""
 
 import torch
 from trl.experimental.async_grpo import async_grpo_trainer, packing

@@ -1,4 +1,4 @@
-"""Whether the engine gives the tokens of a run the same logprobs again: `rollq pull` and `rollq
+"""Checks that the engine gives the tokens of a run the same logprobs again: `rollq pull` and `rollq
 audit`.
 """
 
@@ -13,7 +13,7 @@ from rollq.errors import RollqError
 
 
 def audit(redis: str, engine: str, folder: Path, groups: int) -> dict[str, Any]:
-    """What `rollq audit` says of the next groups of the run. They stay in `last.jsonl`. Raises
+    """Report of `rollq audit` on the next groups of the run. They stay in `last.jsonl`. Raises
     RollqError when one of the two commands fails, but not for a verdict.
     """
     file = folder / "last.jsonl"

@@ -1,4 +1,4 @@
-"""What is learned, by which policy: the tiny one at the desk, or a pretrained one in the shop or at
+"""Courses, each with its policy: the tiny one at the desk, or a pretrained one in the shop or at
 the desk.
 
 A course has the policy before it learns from rewards, and how it is trained. The commands of this
@@ -135,7 +135,7 @@ def device(options: Options) -> str:
 
 
 def clock() -> Say:
-    """What prints lines with the seconds since this call."""
+    """A function that prints lines with the seconds since this call."""
     began = time.monotonic()
 
     def say(line: str) -> None:

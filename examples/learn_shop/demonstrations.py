@@ -24,7 +24,7 @@ from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.users.scripted import ScriptedUser
 
 RIGHT = 0.3
-"""How often the clerk of a warm start does what the customer asked for."""
+"""Share of requests that the clerk of a warm start fulfils."""
 CALLS = sum(call is not None for _, call in REQUESTS)
 """Number of requests that take a call. They are the first ones."""
 MISTAKEN = 2
@@ -32,8 +32,8 @@ MISTAKEN = 2
 reward.
 """
 MISTAKES = 0.9
-"""How many of the shop's episodes have at least one mistake. A third of the episodes earns the
-reward all the same.
+"""Share of the shop's episodes with at least one mistake. A third of the episodes earns the reward
+all the same.
 """
 
 

@@ -71,7 +71,7 @@ def distil(
     grpo: list[dict[str, Any]],
     **engines: Any,
 ) -> None:
-    """Distil the teacher, a wrong one and shifted scores, and draw them beside GRPO."""
+    """Distils the teacher, a wrong one and shifted scores, and draws them beside GRPO."""
     wrong = out / "wrong-teacher"
     save(make(vocabulary_of(BUNDLED), seed=options.seed + 1), wrong)
     histories = {"GRPO, staleness 1": grpo}

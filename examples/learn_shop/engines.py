@@ -27,7 +27,7 @@ CPU_FLAGS = (
 CPU_ENV = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
 CORES = 2
 MEMORY = "0.3"
-"""What SGLang takes of the memory: a GPU has the trainer, too."""
+"""Share of the memory that SGLang takes: a GPU has the trainer, too."""
 
 
 def threads(options: Options) -> int:

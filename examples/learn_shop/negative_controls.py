@@ -1,4 +1,5 @@
-"""What a trainer does wrong, and whether the policy still learns: one change of the rows at a time.
+"""Mistakes of a trainer, with a check that the policy no longer learns: one change of the rows at a
+time.
 
     python -m examples.learn_shop.negative_controls [--only NAME,NAME] [--model DIR] [--steps 40] [--out FOLDER]
 

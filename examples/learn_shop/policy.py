@@ -79,7 +79,7 @@ def backward(
 
 
 def _part(rows: Rows, part: Tensor, device: torch.device) -> Rows:
-    """What a loss reads, of some of the rows, as long as their longest one."""
+    """Inputs of a loss for some of the rows, as long as their longest one."""
     length = int(rows.attention_mask[part].sum(1).max())
 
     def cut(values: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ class Sampler(threading.Thread):
             self.retract()
 
     def retract(self) -> None:
-        """Back to the queue, with what was sampled."""
+        """Puts the request back into the queue, with what was sampled."""
         for request in reversed(self.running):
             self._release(request)
             self.waiting.appendleft(request)

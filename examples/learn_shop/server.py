@@ -139,7 +139,7 @@ class Server:
         return web.Response(status=503 if self.sampler.paused else 200)
 
     async def health(self, http: web.Request) -> web.Response:
-        """Whether the thread that owns the model answers."""
+        """True if the thread that owns the model answers."""
         await asyncio.wrap_future(self.sampler.call(lambda: None))
         return await self.ready(http)
 

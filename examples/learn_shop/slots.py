@@ -92,8 +92,8 @@ class Slots:
     def update(
         self, keys: Tensor, values: Tensor, layer: int, **_: object
     ) -> tuple[Tensor, Tensor]:
-        """What transformers calls in each layer: store what is new, return what each token may look
-        at.
+        """Called by transformers in each layer: stores what is new, and returns what each token may
+        look at.
         """
         cached_keys, cached_values = self._kv[layer]
         cached_keys[self._rows, :, self._places] = keys.transpose(1, 2)

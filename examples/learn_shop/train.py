@@ -48,7 +48,7 @@ class Options:
     at_once: int = 128
     """Rows of one backward pass."""
     bf16: bool = False
-    """Whether trainer and engine compute in bfloat16. The trainer's weights are float32."""
+    """True if trainer and engine compute in bfloat16. The trainer's weights are float32."""
     steps: int = 50
     staleness: int = 0
     groups: int = 16

@@ -100,7 +100,7 @@ def any_job(options: Options) -> Job:
 
 
 def settings(folder: Path, options: Options) -> dict[str, Any]:
-    """What both trainers take."""
+    """Arguments that both trainers take."""
     samples = options.groups * options.size
     at_once = math.gcd(options.at_once, samples)  # parts of equal size
     return {

@@ -40,6 +40,6 @@ def whole_number(
 
 
 def whole_kind(at_least: int, at_most: int = LARGEST_NUMBER) -> str:
-    """Such numbers in words."""
+    """Numbers within these bounds, in words."""
     kind = f"a whole number of at least {at_least}"
     return kind if at_most == LARGEST_NUMBER else f"{kind} and at most {at_most}"

@@ -86,7 +86,9 @@ def _goes_on(trace: _Trace, main: _Trace, first: _Trace) -> bool:
 
 
 def _likeness(turns: Sequence[Message]) -> list[Any]:
-    """Equal for a turn and for what a client makes of it: the ids of its calls, or its words."""
+    """A text that is equal for a turn and for what a client makes of it: the ids of its calls, or
+    its words.
+    """
     parts: list[Any] = []
     for turn in turns:
         ids = sorted(str(call.get("id")) for call in turn.get("tool_calls") or ())

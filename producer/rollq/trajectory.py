@@ -92,7 +92,7 @@ class Segment:
 
     @cached_property
     def scores(self) -> Mapping[str, Extra]:
-        """Of the trajectory's extras, the teachers' (`rollq.teachers`): one row for each sampled
+        """The teachers' extras (`rollq.teachers`) of this trajectory: one row for each sampled
         token of the trace.
         """
         before = sum(self.trajectory.traces[: self.trace])

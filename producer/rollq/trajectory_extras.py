@@ -56,8 +56,8 @@ class Extra:
         return len(self.data) // prod(self.shape)
 
     def rows(self, first: int, count: int) -> Extra:
-        """So many rows (entries of the outermost dimension) from `first` on. Raises ContractError
-        where there are none.
+        """Rows (entries of the outermost dimension) from `first` on. Raises ContractError where
+        there are none.
         """
         row = len(self.data) // self.shape[0]
         data = self.data[first * row : (first + count) * row]

@@ -167,8 +167,8 @@ class LiveRun:
         return row.state in (QUEUED, LEASED, DEAD, UNREADABLE)
 
     def _next_page(self, queued: list[str]) -> list[str]:
-        """Some of them each time: one that was played and queued again since is in the same index
-        as before.
+        """Reads some of them each time: one that was played and queued again since is in the same
+        index as before.
         """
         start = self._next_queued
         if start >= len(queued):

@@ -56,7 +56,7 @@ class Row:
 
     @property
     def has_known_end(self) -> bool:
-        """False also for one whose group was acknowledged before its end was seen."""
+        """True if its end was seen. It was not, if its group was acknowledged before."""
         return bool(self.stop) or self.state in ("dead", "surplus")
 
 

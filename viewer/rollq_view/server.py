@@ -144,8 +144,8 @@ class ViewServer:
         return _json(await asyncio.to_thread(with_texts, page, self.texts))
 
     async def requeue(self, request: web.Request) -> web.Response:
-        """Only for a request of this page: other sites cannot set the header, and name another
-        origin.
+        """Plays a job again, only for a request of this page: other sites cannot set the header,
+        and name another origin.
         """
         is_own = request.headers.get("Origin") == f"http://{request.host}"
         token = request.headers.get(TOKEN, "").encode()

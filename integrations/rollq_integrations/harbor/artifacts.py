@@ -65,7 +65,7 @@ def _join(source: Sandbox, parts: str, into: IO[bytes]) -> None:
 
 
 def unpack(packed: IO[bytes], folder: Path) -> None:
-    """Unpack the tar without special files, and without links that would make the policy's files
+    """Unpacks the tar without special files, and without links that would make the policy's files
     those of the other sandbox.
 
     A link that has no `..` and lies in a folder leads into that folder, too.

@@ -46,7 +46,7 @@ class Tracker(Protocol):
         """Sends the metrics of a step. After a restart a step may come a second time."""
 
     def close(self) -> None:
-        """No more steps come from this process."""
+        """Ends the steps of this process."""
 
 
 class Trackers:

@@ -27,8 +27,8 @@ PLAIN_EVERY_S = 2.0
 
 @contextlib.contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """Within it SIGTERM raises SystemExit(143). It does nothing in threads, which cannot handle
-    signals.
+    """A block in which SIGTERM raises SystemExit(143). It does nothing in threads, which cannot
+    handle signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

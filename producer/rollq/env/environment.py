@@ -27,7 +27,7 @@ class User(Protocol):
         ...
 
     def recall(self, heard: str | None, reply: str) -> None:
-        """Restore one exchange of an earlier attempt, instead of `open` or `reply`.
+        """Restores one exchange of an earlier attempt, instead of `open` or `reply`.
 
         The user heard `heard` (None if it opened the conversation) and answered `reply`.
         """

@@ -49,7 +49,7 @@ class TaskResult:
 
     @property
     def reward(self) -> float:
-        """Mean over its tries."""
+        """Mean reward over the tries."""
         return sum(episode.reward for episode in self.tries) / len(self.tries)
 
     @property

@@ -283,8 +283,8 @@ class Deliveries:
         hold_s: float = HOLD_S,
         step: int | None = None,
     ) -> Opened:
-        """Own a consumer's name and its holds; its owner before is fenced. A repeat has the same
-        `text`.
+        """Takes over a consumer's name and its holds; its owner before is fenced. A repeat has the
+        same `text`.
 
         `step`: the last step that the trainer's checkpoint holds; the caller acknowledges the steps
         up to it. Raises LedgerError when a later step is acknowledged already, because its groups

@@ -136,7 +136,7 @@ class Ledger:
         return gap
 
     def activate(self) -> None:
-        """List the run, and have reapers look at it. Called after the script that gives it jobs, so
+        """Lists the run, and has reapers look at it. Called after the script that gives it jobs, so
         that a reaper which found it idle before sees them when it looks again.
         """
         pipe = self.redis.pipeline(transaction=False)
@@ -225,7 +225,7 @@ class Ledger:
         )
 
     def reap(self, limit: int = 100, empty_queues: Collection[str] = ()) -> list[JobMessage]:
-        """Expire leases, and return what to send now, the most urgent first; `confirm` what was
+        """Expires leases, and returns what to send now, the most urgent first; `confirm` what was
         sent.
 
         `empty_queues`: the queues (`Job.queue`) for which no message waits at the broker.
@@ -257,7 +257,7 @@ class Ledger:
         tokenizer_hash: str = "",
         template_hash: str = "",
     ) -> Claim | Refusal:
-        """Lease a queued job. The token tells a repeat of this claim from another worker's, and is
+        """Leases a queued job. The token tells a repeat of this claim from another worker's, and is
         part of the lease.
 
         The run's first claim pins its tokenizer and chat template. A job whose body cannot be read
@@ -307,8 +307,8 @@ class Ledger:
         return joined(blobs, prompts, job_id)
 
     def append(self, job_id: str, lease: str, index: int, blobs: Sequence[bytes]) -> None:
-        """Journal blobs that follow one another, the first at `index` (0: the header), and renew
-        the lease if a third of it is over. Raises Fenced, or JournalConflict.
+        """Journals blobs that follow one another, the first at `index` (0 is the header), and
+        renews the lease if a third of it is over. Raises Fenced, or JournalConflict.
         """
         reply = self.scripts.call("append", job_id, lease, index, *entries(index, blobs))
         self._check_written(reply, job_id, lease, index)
@@ -316,7 +316,7 @@ class Ledger:
     def renew_leases(
         self, members: Sequence[tuple[str, str]], left_s: Sequence[float] = ()
     ) -> list[tuple[str, str]]:
-        """Extend the leases of these (job id, lease). Returns the lost ones, whose episodes must
+        """Extends the leases of these (job id, lease). Returns the lost ones, whose episodes must
         stop.
 
         `left_s`: for each member, the seconds to the attempt's deadline. A lease never lasts past

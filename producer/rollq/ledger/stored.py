@@ -16,7 +16,7 @@ def text(value: bytes | None) -> str:
 
 
 def number(value: bytes | None) -> float | None:
-    """None when it is missing or no finite number."""
+    """A finite number, or None."""
     try:
         stored = float(value or b"nan")
     except ValueError:

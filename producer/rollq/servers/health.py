@@ -119,7 +119,7 @@ def _persistence(info: Mapping[str, Any]) -> Finding:
 
 
 def _memory(info: Mapping[str, Any]) -> Finding:
-    """Without a limit of its own, Redis may have what the machine has."""
+    """Memory of Redis. Without a limit of its own, it may have what the machine has."""
     used = info["used_memory"]
     own = info["maxmemory"]
     machine = info.get("total_system_memory", 0)

@@ -326,7 +326,7 @@ class _Agreement:
             return checksum is None or self._agreed.get(shape) == checksum or len(reported) == 1
 
     def leave(self, engine: UpdatingEngine) -> None:
-        """Nothing more is to be expected of this engine."""
+        """Ends the wait for this engine."""
         with self._changed:
             self._awaited.discard(engine)
             self._changed.notify_all()

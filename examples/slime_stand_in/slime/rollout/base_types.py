@@ -1,4 +1,4 @@
-"""What a rollout function returns to slime."""
+"""Return types of slime's rollout functions."""
 
 from dataclasses import dataclass
 from typing import Any

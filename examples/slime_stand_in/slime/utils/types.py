@@ -1,5 +1,5 @@
-"""What rollq uses of slime's Sample, with the rules that slime 0.3.1 checks. Made for rollq's
-example and tests.
+"""The part of slime's Sample that rollq uses, with the rules that slime 0.3.1 checks. Made for
+rollq's example and tests.
 """
 
 from dataclasses import dataclass, field

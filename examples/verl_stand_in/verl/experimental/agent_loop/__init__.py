@@ -1,4 +1,4 @@
-"""What rollq uses of verl 0.9.1's agent loop. Made for rollq's example and tests."""
+"""The part of verl 0.9.1's agent loop that rollq uses. Made for rollq's example and tests."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -56,8 +56,8 @@ VERIFIER_KEYS = NETWORK_KEYS | frozenset(
     "timeout_sec env user environment_mode environment collect".split()
 )
 STEP_KEYS = frozenset(
-    "name agent verifier min_reward healthcheck artifacts "
-    "dependencies inherit_prior_session".split()
+    "name agent verifier min_reward healthcheck artifacts dependencies "
+    "inherit_prior_session".split()
 )
 """The last two ask for one conversation in the order of the file, which all tasks have here."""
 STEP_VERIFIER_KEYS = frozenset("timeout_sec env user".split())

@@ -51,7 +51,7 @@ class SubmitKeys(TaskKeys):
     forget_after: float | None = None
     """Forgets acknowledged groups after this many days (default: never)."""
     refill: int = 0
-    """Afterwards, waits for these groups and replaces each dropped one, up to N times a group."""
+    """Afterwards waits for these groups, and replaces each dropped one up to N times."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -309,19 +309,21 @@ class LedgerReader:
         try:
             failure, reason, attempts, worker, turns = record
             kind = FailureClass(text(failure))
-            numbers = (int(attempts), int(turns or 0))
+            attempts = int(attempts)
+            turns = int(turns or 0)
         except (TypeError, ValueError):  # TypeError: Redis refused to read it
             reason = f"{self.keys.job(job_id)} cannot be read".encode()
             worker = b""
             kind = FailureClass.JOB
-            numbers = (0, 0)
+            attempts = 0
+            turns = 0
         return DeadLetter(
             job_id=job_id,
             failure=kind,
             reason=text(reason),
-            attempts=numbers[0],
+            attempts=attempts,
             worker=text(worker),
-            turns=numbers[1],
+            turns=turns,
             age_s=age_s,
         )
 

@@ -8,7 +8,8 @@ from peers.task import TOOLS, observation
 
 class PeersTools(vf.Toolset[vf.ToolsetConfig, vf.State]):
     async def setup_task(self, task):
-        self.index, self.calls = task.index, 0
+        self.index = task.index
+        self.calls = 0
 
     def register(self, mcp):
         for tool in TOOLS:

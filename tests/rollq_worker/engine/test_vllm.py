@@ -51,7 +51,7 @@ def one(ids: tuple[int, ...] = (5, 6), **options: Any) -> GenerationRequest:
         check=lambda: None,
         **options,
     )
-    return GenerationRequest(sample=request, prompt=write_ids(request.ids), rid="r/g/0/1", **known)
+    return GenerationRequest(turn=request, prompt=write_ids(request.ids), rid="r/g/0/1", **known)
 
 
 def reply(*ids: int, **choice: Any) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def test_a_context_that_was_not_known_is_learnt(
         engine.paths["/v1/models"] = (404, b"")
         engine.then = (400, {"error": {"message": message}})
         client = connect(engine)
-        assert (client.generate(one().sample).finish, client.room(1)) == (Finish.LENGTH, 1)
+        assert (client.generate(one().turn).finish, client.room(1)) == (Finish.LENGTH, 1)
 
 
 def test_a_worker_finds_out_that_it_is_vllm(connect: Callable[..., EngineClient]) -> None:
@@ -258,7 +258,7 @@ def test_a_worker_finds_out_that_it_is_vllm(connect: Callable[..., EngineClient]
         found = connect(engine)
         assert found.ready() and isinstance(found.server, VllmServer)
         assert (found.server.model(), found.server.weight_version()) == ("/m", "7")
-        generated = found.generate(one().sample)
+        generated = found.generate(one().turn)
         assert len(generated.ids) == 9 and found.room(2) == 598
         assert [path for path, *_ in engine.requests if path == GENERATE] == [GENERATE]
 
@@ -304,7 +304,7 @@ def test_a_reply_of_a_server_that_came_back_with_raw_logprobs_is_not_kept(
     with vllm() as engine:
         client = connect(engine)
         assert client.ready()
-    waiting = ThreadPoolExecutor(1).submit(client.generate, one().sample)
+    waiting = ThreadPoolExecutor(1).submit(client.generate, one().turn)
     until(lambda: not client.available)
     raw = {"vllm_config": {"model_config": {"logprobs_mode": "raw_logprobs"}}}
     # it answers requests before it is asked for anything else
@@ -334,7 +334,7 @@ def test_a_server_of_the_other_kind_at_the_same_address(
         client = connect(engine)
         for now in (first, "SGLang" if first == "vLLM" else "vLLM", first):
             engine.paths["/version"] = version if now == "vLLM" else missing
-            assert client.generate(one().sample).ids and (
+            assert client.generate(one().turn).ids and (
                 isinstance(client.server, VllmServer) is (now == "vLLM")
             )
 
@@ -356,7 +356,7 @@ def test_a_key_that_is_wanted_in_mid_run_costs_the_job_nothing(
     with vllm() as engine:
         client = connect(engine)
         engine.answers += [(401, {"error": "Unauthorized"}), (403, {"error": "Forbidden"})] * 10
-        assert len(client.generate(one().sample).ids) == 9
+        assert len(client.generate(one().turn).ids) == 9
 
 
 @pytest.mark.parametrize("processed", [True, False])

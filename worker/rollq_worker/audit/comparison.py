@@ -20,7 +20,7 @@ from rollq_worker.audit.token_classes import Part, Place, SampledTurn, Tally
 from rollq_worker.protocols import Adapter
 
 VOCABULARY = 1 << 18
-"""Bound of the ids that a model has. It limits what the tokens that are not listed can add to the
+"""Upper bound on a model's ids. It limits what the tokens that are not listed can add to the
 normaliser.
 """
 SINGLE = 5e-7

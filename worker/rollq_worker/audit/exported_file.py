@@ -79,7 +79,7 @@ class ExportedTrajectory:
     pieces: Sequence[Piece]
     """The engine's replies, in order."""
     calls: Sequence[bool]
-    """True for each turn with a message that called a tool."""
+    """One value per turn with a message: True if it called a tool."""
     sampling: Mapping[str, Json]
     """Parameters of the job. Those of an agent program come before them, reply by reply."""
     adapters: Sequence[str]
@@ -273,8 +273,8 @@ def _adapters(record: Mapping[str, Json]) -> list[str]:
 
 
 def _calls(record: Mapping[str, Json]) -> list[bool]:
-    """True for each turn that called a tool, in the order of the traces. Assistant messages of a
-    prompt are not turns.
+    """One value per turn, in the order of the traces: True if it called a tool. Assistant messages
+    of a prompt are not turns.
     """
     if "conversations" not in record:
         return [bool(m.get("tool_calls")) for m in record["messages"] if m["role"] == "assistant"]

@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve_metrics(args: argparse.Namespace, number: int) -> "Callable[[JobRunner], object]":
-    """Serves metrics from now on with --metrics, and those of the runner that it is told of."""
+    """Starts the metrics server of --metrics. Returns the call that adds a runner's metrics."""
     if args.metrics is None:
         return lambda runner: None
     with needs("metrics"):

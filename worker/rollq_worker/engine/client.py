@@ -333,7 +333,7 @@ class EngineClient:
             self.policies.adapters.sent(adapter)
         try:
             request = GenerationRequest(
-                sample=sample,
+                turn=sample,
                 prompt=prompt,
                 # the engine's log names the job
                 rid=f"{call.key}/{self._process}{next(self._requests):x}",

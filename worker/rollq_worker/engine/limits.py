@@ -20,7 +20,7 @@ UNLIMITED = 2**30
 """The limit, in tokens, of an engine that reports none."""
 ANY_ID = 1 << 32
 PADDING = 2048
-"""Bound of the padding ids that a model adds to its tokenizer's. Higher ids are garbage."""
+"""Upper bound on the padding ids that a model adds to its tokenizer's. Higher ids are garbage."""
 DROPPED = ("logit_bias", "stop_regex")
 """Sampling parameters that routers drop in silence (sglang-router 0.3.2, smg 1.13.0)."""
 RETRY_S = 5.0
@@ -49,11 +49,11 @@ def read_limits(get: Callable[[str], object]) -> ContextLimits:
     """The limits that the engine reports. `get` returns the JSON at a path, or None if the server
     does not have it (a router).
     """
-    info = mapping(get("/server_info"))
-    prompt = positive(info.get("max_req_input_len"))
-    context = positive(info.get("context_length"))
+    info = object_or_empty(get("/server_info"))
+    prompt = positive_number(info.get("max_req_input_len"))
+    context = positive_number(info.get("context_length"))
     if context is None:  # only set when the server was started with --context-length
-        context = positive(first_model(get).get("max_model_len"))
+        context = positive_number(first_model(get).get("max_model_len"))
     return ContextLimits(
         context=context or UNLIMITED, prompt=prompt or UNLIMITED, reported=bool(context or prompt)
     )
@@ -61,16 +61,16 @@ def read_limits(get: Callable[[str], object]) -> ContextLimits:
 
 def first_model(get: Callable[[str], object]) -> Mapping[str, object]:
     """The first entry of /v1/models; empty without one."""
-    models = mapping(get("/v1/models")).get("data")
-    return mapping(models[0]) if isinstance(models, list) and models else {}
+    models = object_or_empty(get("/v1/models")).get("data")
+    return object_or_empty(models[0]) if isinstance(models, list) and models else {}
 
 
-def mapping(value: object) -> Mapping[str, object]:
+def object_or_empty(value: object) -> Mapping[str, object]:
     """The value if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def positive(value: object) -> int | None:
+def positive_number(value: object) -> int | None:
     """The number, or None unless it is positive: with a context of 0 every episode would end by
     length, and be graded.
     """

@@ -38,7 +38,7 @@ class Traffic:
             self.asking[key] += 1
 
     def end(self, key: str, prompt: int, got: Generated | None) -> None:
-        """Counts its reply to a prompt of that many tokens, or that it will have none with None."""
+        """Counts the job's reply to a prompt of that many tokens, if it got one."""
         with self._lock:
             self.answered += 1
             self.asking[key] -= 1

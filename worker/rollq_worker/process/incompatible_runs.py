@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 SKIP_S = 60.0
 """Seconds for which nothing is claimed of a run after one of its jobs could not be played."""
 AWAY_SKIP_S = 10.0
-"""Such seconds for a run of which only a service is away."""
+"""The same for a run that only lacks a service, which may come back soon."""
 REPORTS = 2
 """Times these seconds a run is reported. The next try comes before they are over."""
 

@@ -61,8 +61,8 @@ class Shutdown:
         end_engine_waits: Callable[[], None],
         release: Callable[[], None],
     ) -> None:
-        """Tells that there may be jobs from now on. The arguments are the calls, in this order,
-        that stop them.
+        """Begins to serve: there may be jobs. The arguments are the calls that stop them, in this
+        order.
         """
         self._end_engine_waits = end_engine_waits
         self._release = release
@@ -113,7 +113,7 @@ class Shutdown:
 
 
 def end_when_frozen() -> None:
-    """From now on, ends the process with exit code 1 when no Python thread has run for
+    """Begins a watch that ends the process with exit code 1 once no Python thread has run for
     FREEZE_LIMIT_S.
 
     One operation of foreign code (`9**9**9` is one) may hold the interpreter's lock for hours.

@@ -75,7 +75,7 @@ class Family:
     """The tokens that end a sampled turn; the template writes the first one at the end of a turn.
     """
     parser: str
-    """A name in `toolcalls.readers_for()`."""
+    """A name in `toolcalls.readers()`, or one that `readers_for` makes for a vocabulary."""
     template_ends: tuple[str, ...] = ()
     """End tokens that the template writes but the model never samples."""
     header_stops: Mapping[str, str] = field(default_factory=dict)

@@ -66,7 +66,7 @@ class Problem(NamedTuple):
     task: int
     text: str
     kind: str
-    """Kind of the problem, which is the same for what is one problem of several tasks."""
+    """Problems of one kind in several tasks are shown once."""
 
     def __str__(self) -> str:
         return f"task {self.task}: {self.text}"

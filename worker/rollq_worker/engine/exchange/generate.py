@@ -59,7 +59,7 @@ def sample_once(
     body = server.write_body(request)
     try:
         response = http.generate(
-            server.path, body, rid=request.rid, key=request.sample.key, routing_key=group
+            server.path, body, rid=request.rid, key=request.turn.key, routing_key=group
         )
     except WaitCut as e:
         if not e.hung:
@@ -87,7 +87,7 @@ def _one_token(ids: Sequence[int]) -> GenerationRequest:
         ids=array("I", ids), sampling={}, max_new_tokens=1, key=PROBE, check=lambda: None
     )
     return GenerationRequest(
-        sample=sample, prompt=write_ids(sample.ids), rid=f"{PROBE}/{uuid.uuid4().hex}"
+        turn=sample, prompt=write_ids(sample.ids), rid=f"{PROBE}/{uuid.uuid4().hex}"
     )
 
 

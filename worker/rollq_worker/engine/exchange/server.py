@@ -29,9 +29,10 @@ class NotReady(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One request for a generation, of at most `sample.max_new_tokens` tokens."""
+    """One request for a generation, of at most `turn.max_new_tokens` tokens."""
 
-    sample: SampleRequest
+    turn: SampleRequest
+    """The turn to sample, as the pool was asked for it."""
     prompt: Prompt
     """The prompt's ids as digits."""
     rid: str
@@ -47,10 +48,10 @@ class GenerationRequest:
         """The prompt with a single placeholder for each image. The server repeats it as its image
         processor requires.
         """
-        images = self.sample.images
+        images = self.turn.images
         if images is None:
             return self.prompt
-        return write_ids(collapsed(self.sample.ids, images.token))
+        return write_ids(collapsed(self.turn.ids, images.token))
 
 
 class Server(Protocol):
@@ -96,7 +97,7 @@ class Server(Protocol):
         ...
 
     def abort(self, rid: str) -> bool:
-        """Has the engine end this request with the tokens so far. False if it was not asked."""
+        """Has the engine end this request with the tokens so far. False if it refuses."""
         ...
 
     def tokenize(self, text: str) -> object:

@@ -29,7 +29,7 @@ from rollq_worker.protocols import Generated, SampleRequest
 from rollq_worker.text.whole_text import whole_characters
 
 _LOGPROB, _ID = itemgetter(0), itemgetter(1)
-"""Parts of an entry of output_token_logprobs."""
+"""Getters for the parts of an entry of output_token_logprobs."""
 
 
 def read_reply(body: bytes, request: SampleRequest, *, rid: str, vocabulary: int) -> Generated:

@@ -39,24 +39,24 @@ class SGLangServer:
         self._http = http
 
     def write_body(self, request: GenerationRequest) -> bytes:
-        sample = request.sample
+        turn = request.turn
         return write_request(
             request.sent,
-            sample.sampling,
+            turn.sampling,
             stop_ids=request.stop_ids,
-            max_new_tokens=sample.max_new_tokens,
+            max_new_tokens=turn.max_new_tokens,
             rid=request.rid,
-            routing=sample.routing,
-            images=sample.images,
-            scoring=sample.scoring,
+            routing=turn.routing,
+            images=turn.images,
+            scoring=turn.scoring,
             adapter=request.adapter,
         )
 
     def read_reply(self, body: bytes, request: GenerationRequest) -> Generated:
-        return read_reply(body, request.sample, rid=request.rid, vocabulary=request.vocabulary)
+        return read_reply(body, request.turn, rid=request.rid, vocabulary=request.vocabulary)
 
     def refusal(self, response: Response, request: GenerationRequest) -> Exception:
-        return read_refusal(response, request.sample.key)
+        return read_refusal(response, request.turn.key)
 
     def is_other_server(self, status: int) -> bool:
         return status in (404, 405, 422, 501)  # no such path, or one with another body

@@ -24,7 +24,7 @@ from rollq_worker.engine.vllm.scores import read_scores
 from rollq_worker.protocols import Generated, SampleRequest
 
 _LOGPROB, _ID = itemgetter("logprob"), itemgetter("token_id")
-"""Parts of an entry of logprobs.content."""
+"""Getters for the parts of an entry of logprobs.content."""
 
 
 def read_reply(body: bytes, request: SampleRequest, *, rid: str, vocabulary: int) -> Generated:

@@ -20,7 +20,7 @@ from rollq_worker.engine.exchange.replies import (
     read_refusal,
 )
 from rollq_worker.engine.exchange.server import PAUSED, GenerationRequest, NotReady
-from rollq_worker.engine.limits import ContextLimits, first_model, mapping, positive
+from rollq_worker.engine.limits import ContextLimits, first_model, object_or_empty, positive_number
 from rollq_worker.engine.load import EngineLoad
 from rollq_worker.engine.vllm.reply import read_reply
 from rollq_worker.engine.vllm.request import write_request
@@ -70,24 +70,24 @@ class VllmServer:
         """True once nothing spoke against its tokens."""
 
     def write_body(self, request: GenerationRequest) -> bytes:
-        sample = request.sample
-        if sample.routing is not None:
-            raise JobFailure(f"{sample.key}: routed experts are read from SGLang only")
-        if "stop_regex" in sample.sampling:
-            raise JobFailure(f"{sample.key}: stop_regex is SGLang's alone, and the engine is vLLM")
+        turn = request.turn
+        if turn.routing is not None:
+            raise JobFailure(f"{turn.key}: routed experts are read from SGLang only")
+        if "stop_regex" in turn.sampling:
+            raise JobFailure(f"{turn.key}: stop_regex is SGLang's alone, and the engine is vLLM")
         return write_request(
             request.sent,
-            sample.sampling,
+            turn.sampling,
             stop_ids=request.stop_ids,
-            max_new_tokens=sample.max_new_tokens,
+            max_new_tokens=turn.max_new_tokens,
             rid=request.rid,
-            images=sample.images,
-            scoring=sample.scoring,
+            images=turn.images,
+            scoring=turn.scoring,
             adapter=request.adapter,
         )
 
     def read_reply(self, body: bytes, request: GenerationRequest) -> Generated:
-        return read_reply(body, request.sample, rid=request.rid, vocabulary=request.vocabulary)
+        return read_reply(body, request.turn, rid=request.rid, vocabulary=request.vocabulary)
 
     def refusal(self, response: Response, request: GenerationRequest) -> Exception:
         status = response.status
@@ -96,7 +96,7 @@ class VllmServer:
             return AdapterMissing(f"the engine answered 404: {error}")
         if status in REMEDIES:
             return EngineUnavailable(REMEDIES[status], foreign=True)
-        return read_refusal(response, request.sample.key)
+        return read_refusal(response, request.turn.key)
 
     def is_other_server(self, status: int) -> bool:
         return False  # it has said that it is vLLM
@@ -126,11 +126,11 @@ class VllmServer:
 
     def _find_objection(self) -> str:
         # the first answer takes seconds
-        info = mapping(self._get_json("/server_info?config_format=json", PROOF_TIMEOUT_S))
+        info = object_or_empty(self._get_json("/server_info?config_format=json", PROOF_TIMEOUT_S))
         config = info.get("vllm_config")
         if not isinstance(config, dict):
             return "" if self._logprobs_follow_sampling() else RAW
-        model = mapping(config.get("model_config"))
+        model = object_or_empty(config.get("model_config"))
         if model.get("logprobs_mode") != "processed_logprobs":
             return RAW
         if model.get("skip_tokenizer_init"):
@@ -171,7 +171,7 @@ class VllmServer:
 
     def _reports_pause(self, timeout_s: float) -> bool:
         reply = json_of("/is_paused", self._http.get("/is_paused", timeout_s=timeout_s))
-        return mapping(reply).get("is_paused") is True
+        return object_or_empty(reply).get("is_paused") is True
 
     def abort(self, rid: str) -> bool:
         body = json.dumps({"request_ids": [f"generate-tokens-{rid}"]}).encode()
@@ -210,13 +210,13 @@ class VllmServer:
         return root if isinstance(root, str) else None
 
     def limits(self) -> ContextLimits:
-        length = positive(first_model(self._get_json).get("max_model_len"))
+        length = positive_number(first_model(self._get_json).get("max_model_len"))
         if length is None:
             return ContextLimits()
         return ContextLimits(context=length, prompt=length, reported=True)
 
     def weight_version(self) -> str | None:
-        version = mapping(self._get_json("/weight_info")).get("weight_version")
+        version = object_or_empty(self._get_json("/weight_info")).get("weight_version")
         return version if isinstance(version, str) else None
 
     def _get_json(self, path: str, timeout_s: float = QUESTION_TIMEOUT_S) -> Any:

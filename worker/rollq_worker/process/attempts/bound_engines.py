@@ -31,7 +31,7 @@ def _policy_engine(engine: EnginePool, attempt: Attempt, claim: Claim) -> Engine
     if attempt.job.adapter:
         return AdapterEngine(engine, attempt, attempt.job.adapter)
     if attempt.job.weight_version or claim.oldest_step is not None:
-        return FreshEngine(engine, attempt, claim.oldest_step)
+        return BoundEngine(engine, attempt, claim.oldest_step)
     return engine
 
 
@@ -118,7 +118,7 @@ class _LatestVersion:
         return self._version
 
 
-class FreshEngine:
+class BoundEngine:
     """`protocols.Engine` for one attempt that accepts only some weights: the job's version if it is
     pinned, and those of `oldest_step` or later if the run bounds staleness.
 

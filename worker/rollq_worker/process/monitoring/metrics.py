@@ -15,7 +15,7 @@ from rollq.metrics.metric import Sample, counter, gauge, spread
 from rollq_worker.process.job_task import JobRunner
 
 UNFINISHED = ("fenced", "abandoned", "released")
-"""Reason why an attempt ended here without a grade and without a failure of its own."""
+"""Reasons why an attempt ends here without a grade and without a failure of its own."""
 
 IN_FLIGHT = gauge("rollq_worker_in_flight", "Episodes that are being played.")
 SLOTS = gauge("rollq_worker_slots", "Episodes that can be played at once.")

@@ -162,13 +162,13 @@ class _Candidate(NamedTuple):
     comparison: BridgeComparison
     findings: Mapping[Edge, Finding]
 
-    def count(self, match: Match) -> int:
+    def count_of(self, match: Match) -> int:
         return sum(finding.match is match for finding in self.findings.values())
 
     @property
     def quality(self) -> tuple[int, ...]:
         """A sort key: fewer of the worst matches is better, then fewer of the next."""
-        return tuple(-self.count(match) for match in reversed(Match))
+        return tuple(-self.count_of(match) for match in reversed(Match))
 
 
 def _with_best_preamble(first: ChatRenderer, rerender: bool) -> _Candidate:
@@ -181,7 +181,7 @@ def _with_best_preamble(first: ChatRenderer, rerender: bool) -> _Candidate:
         except JobFailure:
             continue  # the template refuses it; `first` has shown that it takes one of them
         candidate = _Candidate(comparison, comparison.find_in_short())
-        if candidate.count(Match.UNSUPPORTED) == 0:
+        if candidate.count_of(Match.UNSUPPORTED) == 0:
             return candidate
         candidates.append(candidate)
-    return min(candidates, key=lambda candidate: candidate.count(Match.UNSUPPORTED))
+    return min(candidates, key=lambda candidate: candidate.count_of(Match.UNSUPPORTED))

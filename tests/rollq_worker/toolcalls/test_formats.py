@@ -1,8 +1,11 @@
 """Every format of calls: what is read, what is refused in words, and that no text is lost."""
 
+from typing import Any
+
 import pytest
 
 from rollq.env import Action
+from rollq.job import Json
 from rollq_worker.toolcalls import PARSERS, readers_for
 from rollq_worker.toolcalls.format_tests import reader_tests
 from tests.rollq_worker.toolcalls.turns.every_format import TURNS
@@ -87,7 +90,18 @@ def test_an_error_repeats_only_the_beginning_of_a_long_name(name: str):
         broken += [f"{turn[:at]}#{turn[at:]}" for at in range(0, len(turn), 7)]
         for text in broken:
             errors = PARSERS[name](text, False, TOOLS).errors
-            assert all(len(error) < 350 for error in errors)
+            assert all(len(error) <= 300 for error in errors)
+
+
+def test_an_error_names_the_innermost_of_nested_fields():
+    schema: dict[str, Any] = {"type": "integer"}
+    value: Json = "two"
+    for _ in range(20):
+        schema = {"type": "object", "properties": {"x" * 100: schema}}
+        value = {"x" * 100: value}
+    tool = {"function": {"name": "f", "parameters": {"properties": {"a": schema}}}}
+    [error] = PARSERS["minimax_m3"](WRITE["minimax_m3"]("f", {"a": value}), False, [tool]).errors
+    assert "must be of type integer, not 'two'" in error and len(error) <= 300
 
 
 def test_every_format_has_a_writer() -> None:

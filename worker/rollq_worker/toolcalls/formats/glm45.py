@@ -97,7 +97,7 @@ class KeysAndValues:
             has_value = text.startswith(open_value, at)
             if key is None or not key.strip() or kind is None or not has_value:
                 parts = "a key, a type and a value" if self.names_types else "a key and a value"
-                problem = f"An argument of the call of {name[:80]!r} is not {parts}."
+                problem = f"An argument of {name[:60]!r} is not {parts}."
                 raise BrokenCall(f"{problem} {self._form()}", inside)
             value, end = _inside(text, at, value_tags, openers)
             if value is None:

@@ -35,6 +35,8 @@ _FORM = (
     f'Write {_MARK}<invoke name="name">{_MARK}<key>value{_MARK}</key>{_MARK}</invoke> between '
     "the tool_call tags."
 )
+_HOLDS = "holds "
+"""Beginning of an error of a nested field."""
 
 
 @dataclass(slots=True)
@@ -157,8 +159,10 @@ def _children(node: _Node, schema: Parameters) -> tuple[list[tuple[str, Json]], 
     values = []
     for name, child in node.children:
         value, error = _value(child, name, schema)
+        if error and not error.startswith(_HOLDS):
+            error = f"{_HOLDS}{name[:80]!r}, which {error}"
         if error:
-            return [], f"holds {name[:80]!r}, which {error}"
+            return [], error  # of nested fields, only the innermost is named
         values.append((name, value))
     return values, ""
 

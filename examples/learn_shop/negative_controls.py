@@ -1,5 +1,5 @@
-"""Mistakes of a trainer, with a check that the policy no longer learns: one change of the rows at a
-time.
+"""Mistakes of a trainer, one change of the rows at a time, and the reward that the policy still
+reaches.
 
     python -m examples.learn_shop.negative_controls [--only NAME,NAME] [--model DIR] [--steps 40] [--out FOLDER]
 

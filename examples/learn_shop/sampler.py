@@ -116,7 +116,7 @@ class Sampler(threading.Thread):
             self.retract()
 
     def retract(self) -> None:
-        """Puts the request back into the queue, with what was sampled."""
+        """Puts all running requests back into the queue, with what they have sampled."""
         for request in reversed(self.running):
             self._release(request)
             self.waiting.appendleft(request)

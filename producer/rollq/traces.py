@@ -86,8 +86,8 @@ def _goes_on(trace: _Trace, main: _Trace, first: _Trace) -> bool:
 
 
 def _likeness(turns: Sequence[Message]) -> list[Any]:
-    """A text that is equal for a turn and for what a client makes of it: the ids of its calls, or
-    its words.
+    """One part per turn, equal for a turn and for what a client makes of it: the ids of its calls,
+    or its words.
     """
     parts: list[Any] = []
     for turn in turns:

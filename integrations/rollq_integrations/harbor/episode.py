@@ -2,8 +2,8 @@
 
 The policy calls `bash` until it answers in words, which ends the episode, or brings the instruction
 of the next step. A failure of image, container, tests or time is an EnvironmentFailure, never a
-reward of 0, unless the tests grade an untouched container well: then the policy has broken them,
-and gets 0. It does not know how containers are made or how folders are read.
+reward of 0, unless the tests do give a grade in an untouched container: then the policy has broken
+them, and gets 0. It does not know how containers are made or how folders are read.
 """
 
 import json

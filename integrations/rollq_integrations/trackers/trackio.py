@@ -23,7 +23,7 @@ class TrackioTracker:
         if metrics.rollouts:
             columns = list(metrics.rollouts[0])
             row["rollq/rollouts"] = trackio.Table(
-                columns, [list(row.values()) for row in metrics.rollouts]
+                columns, [list(rollout.values()) for rollout in metrics.rollouts]
             )
         self._run.log(row, metrics.step)
 

@@ -41,7 +41,7 @@ class WandbTracker:
         if metrics.rollouts:
             columns = list(metrics.rollouts[0])
             row["rollq/rollouts"] = wandb.Table(
-                columns, [list(row.values()) for row in metrics.rollouts]
+                columns, [list(rollout.values()) for rollout in metrics.rollouts]
             )
         self._run.log(row)
 

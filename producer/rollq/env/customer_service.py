@@ -20,8 +20,7 @@ from rollq.errors import EnvironmentFailure, JobFailure, UserFailure
 from rollq.job import Json
 
 MAX_USER_CALLS = 30
-"""Most tool calls of a user between two of its messages. A simulated user that makes more is stuck.
-"""
+"""Tool calls of a user between two of its messages at which it counts as stuck."""
 
 
 class Backend(Protocol):

@@ -22,7 +22,7 @@ log = logging.getLogger("rollq")
 LARGEST_BOUND = 1_000_000
 """Largest number that `limit_staleness` takes."""
 LAST_STEP = 1_000_000_000
-"""Steps are below it, because a stored count has at most ten digits."""
+"""Steps are below it: it is the largest number of the scripts (MOST in lua/common.lua)."""
 STEP_NAME = re.compile("0*[0-9]{1,9}")
 """A name that is a step below LAST_STEP."""
 

@@ -39,17 +39,17 @@ def engines_at(
             "no engine here (/model_info: HTTP 404). Routers do not pass weight updates on: give "
             "the engines' own addresses, or start smg with --enable-rl"
         )
+    try:
+        workers = [(str(one["id"]), str(one["url"])) for one in listing.body.get("workers") or []]
+    except (TypeError, KeyError):
+        raise ControlFailure(
+            "/v1/rl/workers does not name the id and url of each engine: is this smg?"
+        ) from None
     engines: list[UpdatingEngine] = []
-    for worker in listing.body.get("workers") or []:
-        try:
-            worker_id = urllib.parse.quote(str(worker["id"]))
-            engine_url = mask_url(str(worker["url"]))
-        except (TypeError, KeyError):
-            raise ControlFailure(
-                "/v1/rl/workers does not name the id and url of each engine: is this smg?"
-            ) from None
-        connection = ControlConnection(url, key, f"/v1/rl/workers/{worker_id}/engine")
-        engines.append(SGLangEngine(engine_url, connection, on_step))
+    for worker_id, engine_url in workers:
+        path = f"/v1/rl/workers/{urllib.parse.quote(worker_id)}/engine"
+        connection = ControlConnection(url, key, path)
+        engines.append(SGLangEngine(mask_url(engine_url), connection, on_step))
     if not engines:
         raise ControlFailure("this smg has no workers")
     return engines

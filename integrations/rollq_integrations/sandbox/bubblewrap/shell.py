@@ -89,9 +89,12 @@ def _reply(reply: dict[str, Any], output: bytes) -> None:
 
 def _transfer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     """Writes or reads one file. Returns the reply and the content that was read."""
+    content = b""
+    if "write" in request:
+        # Outside the try: without the whole content, the next line would not be a request.
+        content = sys.stdin.buffer.read(request["size"])
     try:
         if "write" in request:
-            content = sys.stdin.buffer.read(request["size"])
             _write_file(request["write"], content, request["mode"])
             return {}, b""
         return {}, _read_file(request["read"])

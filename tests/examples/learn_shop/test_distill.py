@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from examples.learn_shop.distill import LARGEST, TEACHER, distillation_loss, shift_scores
+from examples.learn_shop.distill import LARGEST_ADVANTAGE, TEACHER, distillation_loss, shift_scores
 from rollq.training.arrays import PaddedArrays
 
 MASK = torch.tensor([[False, True, True, False, True]])
@@ -36,7 +36,7 @@ def test_the_advantage_is_the_teachers_logprob_less_the_policys() -> None:
     policy = torch.tensor([[0.0, -1.0 + math.log(1.1), -1.0, 0.0, -1.0]])
     likelier, never, less = distillation_loss(rows(), policy).tolist()
     assert math.isclose(likelier, -1.1 * 0.5, rel_tol=1e-5)
-    assert never == LARGEST and less == 1.0
+    assert never == LARGEST_ADVANTAGE and less == 1.0
 
 
 def test_shifted_scores_are_those_of_the_token_before() -> None:

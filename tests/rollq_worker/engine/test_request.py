@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq_worker.engine.exchange.prompts import BLOCK, Prompt, PromptWriter, write_ids
+from rollq_worker.engine.exchange.server import GenerationRequest
 from rollq_worker.engine.sglang.request import write_request
+from rollq_worker.protocols import SampleRequest
 
 IDS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=3 * BLOCK)
 
@@ -95,8 +97,10 @@ JSON = (
     st.text(),
 )
 def test_a_body_says_what_it_was_given(ids: list[int], sampling: dict[str, Any], rid: str) -> None:
-    prompt = write_ids(array("I", ids))
-    body = json.loads(write_request(prompt, sampling, stop_ids=[1, 2], max_new_tokens=5, rid=rid))
+    turn = SampleRequest(array("I", ids), sampling, 5, "j", lambda: None)
+    prompt = write_ids(turn.ids)
+    request = GenerationRequest(turn=turn, prompt=prompt, rid=rid, stop_ids=[1, 2])
+    body = json.loads(write_request(request))
     own = {"max_new_tokens": 5, "stop_token_ids": [1, 2], "skip_special_tokens": False}
     assert body == {
         "input_ids": ids,
@@ -108,7 +112,6 @@ def test_a_body_says_what_it_was_given(ids: list[int], sampling: dict[str, Any],
 
 def test_what_orjson_does_not_write_is_written() -> None:
     sampling = {"stop": "\ud83d", "custom_params": {"n": 2**70}}
-    body = write_request(
-        write_ids(array("I", [1])), sampling, stop_ids=(), max_new_tokens=1, rid="r"
-    )
+    turn = SampleRequest(array("I", [1]), sampling, 1, "j", lambda: None)
+    body = write_request(GenerationRequest(turn=turn, prompt=write_ids(turn.ids), rid="r"))
     assert json.loads(body)["sampling_params"].items() >= sampling.items()

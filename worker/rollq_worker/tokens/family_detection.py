@@ -8,7 +8,7 @@ calls out fits a record that writes them as text. Without tools no record is nee
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,8 +21,8 @@ from rollq_worker.tokens.injection_guard import any_of
 from rollq_worker.tokens.known_families import families
 from rollq_worker.tokens.model_family import REASONING, Family, example_call
 from rollq_worker.tokens.tokenizer import Tokenizer
-from rollq_worker.toolcalls import NO_CALLS, readers, readers_for
-from rollq_worker.toolcalls.pieces import THINK
+from rollq_worker.toolcalls import NO_CALLS, readers_for
+from rollq_worker.toolcalls.pieces import THINK, Reader
 
 _USER = "zqxjkv"
 """A user's message whose text occurs nowhere else in a rendered conversation."""
@@ -124,6 +124,7 @@ def _that_calls(tokenizer: Tokenizer) -> tuple[Family, bool]:
 
     Raises JobFailure.
     """
+    readers = readers_for(tokenizer.added_tokens)
     refusal: JobFailure | None = None
     rendered = False
     for call in _example_calls():
@@ -133,13 +134,13 @@ def _that_calls(tokenizer: Tokenizer) -> tuple[Family, bool]:
             refusal = refusal or e
             continue
         rendered = rendered or _TOOL_NAME in turn
-        for family in _candidates(tokenizer, prompt, turn):
-            if _reads_call(tokenizer, family, turn, call) and _reads_reasoning(
-                tokenizer, family, call
-            ):
+        for family in _candidates(tokenizer, prompt, turn, readers):
+            reader = readers[family.parser]
+            reads_call = _reads_call(reader, family, turn, call)
+            if reads_call and _reads_reasoning(tokenizer, reader, family, call):
                 is_complete = turn.count(family.stops[0]) < 2
                 return replace(family, text_arguments=call.text_arguments), is_complete
-    raise _no_family(tokenizer, rendered, refusal)
+    raise _no_family(tokenizer, rendered, refusal, readers)
 
 
 class _ExampleCall(NamedTuple):
@@ -159,7 +160,12 @@ def _example_calls() -> Iterator[_ExampleCall]:
                 yield _ExampleCall(message, arguments, text_arguments)
 
 
-def _no_family(tokenizer: Tokenizer, rendered: bool, refusal: JobFailure | None) -> JobFailure:
+def _no_family(
+    tokenizer: Tokenizer,
+    rendered: bool,
+    refusal: JobFailure | None,
+    readers: Iterable[str],
+) -> JobFailure:
     """The error for a template that fits no record. `rendered`: it writes calls."""
     remedy = (
         "use a training template (`rollq doctor` names one that fits), another model, or add a "
@@ -167,7 +173,7 @@ def _no_family(tokenizer: Tokenizer, rendered: bool, refusal: JobFailure | None)
     )
     template = f"the chat template of {tokenizer.name}"
     if rendered:
-        formats = ", ".join(name for name in readers() if name != NO_CALLS)
+        formats = ", ".join(name for name in readers if name != NO_CALLS)
         return _UnknownFormat(
             f"{template} writes tool calls in no format that rollq reads ({formats}); {remedy}"
         )
@@ -207,7 +213,9 @@ def common_prefix(one: str, other: str) -> int:
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _candidates(tokenizer: Tokenizer, prompt: str, turn: str) -> Iterator[Family]:
+def _candidates(
+    tokenizer: Tokenizer, prompt: str, turn: str, readers: Iterable[str]
+) -> Iterator[Family]:
     """The records whose tokens the vocabulary has, then one made up for each reader."""
     for family in families():
         if family.call_text is not None:
@@ -220,7 +228,7 @@ def _candidates(tokenizer: Tokenizer, prompt: str, turn: str) -> Iterator[Family
             yield family
     end = _end_of_turn(tokenizer)
     if end:
-        for parser in readers_for(tokenizer.added_tokens):
+        for parser in readers:
             yield Family(name=f"other ({parser})", stops=(end,), parser=parser)
 
 
@@ -340,13 +348,15 @@ def _end_of_turn(tokenizer: Tokenizer, tools: Sequence[Json] = (_TOOL,)) -> str:
     return candidates[0] if candidates else ""
 
 
-def _reads_call(tokenizer: Tokenizer, family: Family, turn: str, call: _ExampleCall) -> bool:
+def _reads_call(reader: Reader, family: Family, turn: str, call: _ExampleCall) -> bool:
     """True if the family's reader gets the call back."""
-    read = _read(tokenizer, family, turn)
+    read = _read(reader, family, turn)
     return list(read.calls) == [Action(_TOOL_NAME, call.arguments)] and not read.errors
 
 
-def _reads_reasoning(tokenizer: Tokenizer, family: Family, call: _ExampleCall) -> bool:
+def _reads_reasoning(
+    tokenizer: Tokenizer, reader: Reader, family: Family, call: _ExampleCall
+) -> bool:
     """True if the family's reader takes the reasoning that the template writes before a call for
     reasoning, or the template writes none.
     """
@@ -356,14 +366,13 @@ def _reads_reasoning(tokenizer: Tokenizer, family: Family, call: _ExampleCall) -
         return True
     if _REASONING not in turn:
         return True
-    read = _read(tokenizer, family, turn)
+    read = _read(reader, family, turn)
     return _REASONING in read.reasoning and _REASONING not in read.content
 
 
-def _read(tokenizer: Tokenizer, family: Family, turn: str) -> ReadTurn:
+def _read(reader: Reader, family: Family, turn: str) -> ReadTurn:
     """Reads a rendered turn without its end token."""
     cut = max(turn.rfind(end) for end in (*family.stops, *family.template_ends))
     if cut >= 0 and _TOOL_NAME not in turn[cut:]:
         turn = turn[:cut]
-    reader = readers_for(tokenizer.added_tokens)[family.parser]
     return reader(turn, None, [_TOOL])

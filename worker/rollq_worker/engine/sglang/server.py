@@ -39,18 +39,7 @@ class SGLangServer:
         self._http = http
 
     def write_body(self, request: GenerationRequest) -> bytes:
-        turn = request.turn
-        return write_request(
-            request.sent,
-            turn.sampling,
-            stop_ids=request.stop_ids,
-            max_new_tokens=turn.max_new_tokens,
-            rid=request.rid,
-            routing=turn.routing,
-            images=turn.images,
-            scoring=turn.scoring,
-            adapter=request.adapter,
-        )
+        return write_request(request)
 
     def read_reply(self, body: bytes, request: GenerationRequest) -> Generated:
         return read_reply(body, request.turn, rid=request.rid, vocabulary=request.vocabulary)

@@ -3,16 +3,14 @@
 Job options have SGLang's names (`rollq.sampling`); vLLM's are those of `vllm.SamplingParams`.
 """
 
-from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
-
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rollq.job import Json
 from rollq.sampling import ANY_JSON
-from rollq_worker.engine.exchange.prompts import Prompt, as_json
-from rollq_worker.protocols import Adapter, PromptImages, Scoring
+from rollq_worker.engine.exchange.prompts import as_json
+from rollq_worker.engine.exchange.server import GenerationRequest
 
 RENAMED = {"sampling_seed": "seed"}
 """vLLM's name of a parameter, by SGLang's."""
@@ -20,44 +18,33 @@ GRAMMARS = {"regex": "regex", "ebnf": "grammar"}
 """vLLM's structured output, by SGLang's parameter."""
 
 
-def write_request(
-    prompt: Prompt,
-    sampling: Mapping[str, Json],
-    *,
-    stop_ids: Sequence[int],
-    max_new_tokens: int,
-    rid: str,
-    images: PromptImages | None = None,
-    scoring: Scoring | None = None,
-    adapter: Adapter | None = None,
-) -> bytes:
-    """The body of a request for at most `max_new_tokens` tokens after the prompt.
-
-    `stop_ids` end it besides the job's own. `scoring` asks for the prompt's logprobs. With
-    `images`, the prompt has one placeholder for each.
-    """
-    own_stops = sampling.get("stop_token_ids") or ()
+def write_request(request: GenerationRequest) -> bytes:
+    """The body of this request, of at most `turn.max_new_tokens` tokens."""
+    turn = request.turn
+    own_stops = turn.sampling.get("stop_token_ids") or ()
     # SGLang's ignore_eos passes over these, too
-    stops = () if sampling.get("ignore_eos") else dict.fromkeys((*stop_ids, *own_stops))
+    stops = (
+        () if turn.sampling.get("ignore_eos") else dict.fromkeys((*request.stop_ids, *own_stops))
+    )
     params: dict[str, Any] = {
-        **_renamed(sampling),
-        "max_tokens": max_new_tokens,
+        **_renamed(turn.sampling),
+        "max_tokens": turn.max_new_tokens,
         "stop_token_ids": list(stops),
         "logprobs": 0,  # of the sampled token alone
         "skip_special_tokens": False,
     }
-    if fewest := sampling.get("min_new_tokens"):
-        params["min_tokens"] = min(fewest, max_new_tokens)
-    if scoring is not None:
-        params["prompt_logprobs"] = scoring.top_k  # of all the prompt: it knows no start
-    fields: dict[str, Any] = {"request_id": rid, "sampling_params": params}
-    if images is not None:
+    if fewest := turn.sampling.get("min_new_tokens"):
+        params["min_tokens"] = min(fewest, turn.max_new_tokens)
+    if turn.scoring is not None:
+        params["prompt_logprobs"] = turn.scoring.top_k  # of all the prompt: it knows no start
+    fields: dict[str, Any] = {"request_id": request.rid, "sampling_params": params}
+    if turn.images is not None:
         fields["content_parts"] = [
-            {"type": "image_url", "url": image.data_url} for image in images.images
+            {"type": "image_url", "url": image.data_url} for image in turn.images.images
         ]
-    if adapter is not None:
-        fields["model"] = adapter.served
-    return b"".join((b'{"token_ids":[', *prompt.pieces, b"],", as_json(fields)[1:]))
+    if request.adapter is not None:
+        fields["model"] = request.adapter.served
+    return b"".join((b'{"token_ids":[', *request.sent.pieces, b"],", as_json(fields)[1:]))
 
 
 def _renamed(sampling: Mapping[str, Json]) -> dict[str, Any]:

@@ -75,16 +75,7 @@ class VllmServer:
             raise JobFailure(f"{turn.key}: routed experts are read from SGLang only")
         if "stop_regex" in turn.sampling:
             raise JobFailure(f"{turn.key}: stop_regex is SGLang's alone, and the engine is vLLM")
-        return write_request(
-            request.sent,
-            turn.sampling,
-            stop_ids=request.stop_ids,
-            max_new_tokens=turn.max_new_tokens,
-            rid=request.rid,
-            images=turn.images,
-            scoring=turn.scoring,
-            adapter=request.adapter,
-        )
+        return write_request(request)
 
     def read_reply(self, body: bytes, request: GenerationRequest) -> Generated:
         return read_reply(body, request.turn, rid=request.rid, vocabulary=request.vocabulary)

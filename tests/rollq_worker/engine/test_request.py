@@ -91,15 +91,20 @@ JSON = (
 )
 
 
+def request_of(ids: list[int], sampling: dict[str, Any], **facts: Any) -> GenerationRequest:
+    turn = SampleRequest(
+        ids=array("I", ids), sampling=sampling, max_new_tokens=5, key="r/g/0", check=lambda: None
+    )
+    return GenerationRequest(turn=turn, prompt=write_ids(turn.ids), **facts)
+
+
 @given(
     IDS,
     st.dictionaries(st.sampled_from(["temperature", "top_p", "stop", "custom_params"]), JSON),
     st.text(),
 )
 def test_a_body_says_what_it_was_given(ids: list[int], sampling: dict[str, Any], rid: str) -> None:
-    turn = SampleRequest(array("I", ids), sampling, 5, "j", lambda: None)
-    prompt = write_ids(turn.ids)
-    request = GenerationRequest(turn=turn, prompt=prompt, rid=rid, stop_ids=[1, 2])
+    request = request_of(ids, sampling, rid=rid, stop_ids=[1, 2])
     body = json.loads(write_request(request))
     own = {"max_new_tokens": 5, "stop_token_ids": [1, 2], "skip_special_tokens": False}
     assert body == {
@@ -112,6 +117,5 @@ def test_a_body_says_what_it_was_given(ids: list[int], sampling: dict[str, Any],
 
 def test_what_orjson_does_not_write_is_written() -> None:
     sampling = {"stop": "\ud83d", "custom_params": {"n": 2**70}}
-    turn = SampleRequest(array("I", [1]), sampling, 1, "j", lambda: None)
-    body = write_request(GenerationRequest(turn=turn, prompt=write_ids(turn.ids), rid="r"))
+    body = write_request(request_of([1], sampling, rid="r"))
     assert json.loads(body)["sampling_params"].items() >= sampling.items()

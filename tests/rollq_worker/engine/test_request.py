@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rollq_worker.engine.exchange.prompts import BLOCK, Prompt, PromptWriter, write_ids
 from rollq_worker.engine.exchange.server import GenerationRequest
 from rollq_worker.engine.sglang.request import write_request
-from rollq_worker.protocols import SampleRequest
+from tests.sample_requests import sample_request
 
 IDS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=3 * BLOCK)
 
@@ -92,9 +92,7 @@ JSON = (
 
 
 def request_of(ids: list[int], sampling: dict[str, Any], **facts: Any) -> GenerationRequest:
-    turn = SampleRequest(
-        ids=array("I", ids), sampling=sampling, max_new_tokens=5, key="r/g/0", check=lambda: None
-    )
+    turn = sample_request(ids, sampling=sampling, max_new_tokens=5)
     return GenerationRequest(turn=turn, prompt=write_ids(turn.ids), **facts)
 
 

@@ -21,8 +21,10 @@ from rollq_integrations.harbor.task_folder import (
     IMAGE,
     Healthcheck,
     Service,
+    cpus,
     digest,
     matching,
+    memory_of,
     refuse,
     table,
     variables,
@@ -37,7 +39,7 @@ HARNESS = re.compile(
 FILE_KEYS = frozenset(("version", "name", "services", "networks", "volumes"))
 KEYS = frozenset(
     "build image container_name command volumes networks environment working_dir expose ports "
-    "depends_on".split()
+    "depends_on deploy".split()
 )
 """Keys of a service that are carried out, or change nothing here."""
 STARTED = "service_started"
@@ -59,6 +61,8 @@ class Compose:
     """The folder with its Dockerfile."""
     env: Mapping[str, str] = field(default_factory=dict)
     folder: str | None = None
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    """CPUs and memory of the agent's service, where it bounds them, as fields of SandboxSpec."""
     services: Mapping[str, Service] = field(default_factory=dict)
     """Services by name, each after those on which it depends."""
 
@@ -117,12 +121,35 @@ def _check_shared(
 
 
 def _agents(path: Path, service: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables and folder of the agent's service, which runs no program of its own."""
+    """Variables, folder and limits of the agent's service, which runs no program of its own."""
     requests = {f"{name!r} of docker compose": True for name in sorted({*service} - KEYS)}
     requests["an image without a build"] = "image" in service and "build" not in service
     requests["a command that does more than wait"] = not _waits(service.get("command"))
     refuse(path, requests)
-    return {"env": _environment(path, service), "folder": service.get("working_dir")}
+    return {
+        "env": _environment(path, service),
+        "folder": service.get("working_dir"),
+        "limits": _limits(path, service),
+    }
+
+
+def _limits(path: Path, service: Mapping[str, Any]) -> dict[str, Any]:
+    """The limits of a service's `deploy`, as fields of SandboxSpec. What it reserves bounds
+    nothing, and changes nothing here.
+    """
+    deploy = table(service, "deploy")
+    resources = table(deploy, "resources")
+    limits = table(resources, "limits")
+    unknown = {*deploy} - {"resources"} | {*resources} - {"limits", "reservations"}
+    unknown |= {*limits, *table(resources, "reservations")} - {"cpus", "memory"}
+    refuse(path, {f"{name!r} of deploy": True for name in sorted(unknown)})
+    own = {name: str(limit) for name, limit in limits.items() if not HARNESS.search(str(limit))}
+    fields: dict[str, Any] = {}
+    if "cpus" in own:
+        fields["cpus"] = cpus({"cpus": _with_defaults(path, own["cpus"])})
+    if "memory" in own:
+        fields["memory"] = memory_of(_with_defaults(path, own["memory"]), 1)
+    return fields
 
 
 def _service(path: Path, folder: Path, name: str, service: Mapping[str, Any]) -> Service:
@@ -145,6 +172,7 @@ def _service(path: Path, folder: Path, name: str, service: Mapping[str, Any]) ->
         env=_environment(path, service),
         folder=service.get("working_dir"),
         command=tuple(_with_defaults(path, word) for word in words),
+        **_limits(path, service),
     )
     return Service(place=place, healthcheck=_healthcheck(path, table(service, "healthcheck")))
 
@@ -215,7 +243,7 @@ def _without_harness(service: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in service.items():
         if key == "volumes":
             value = [volume for volume in value or () if not HARNESS.search(str(volume))]
-        if key in ("environment", "volumes") or not HARNESS.search(str(value)):
+        if key in ("environment", "volumes", "deploy") or not HARNESS.search(str(value)):
             kept[key] = value
     return kept
 

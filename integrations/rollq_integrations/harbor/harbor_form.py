@@ -4,7 +4,6 @@ https://harborframework.com/docs/tasks describes it. `metadata`, `task`, DESCRIP
 of the disk change nothing here. Every other key is carried out, or refused by its name.
 """
 
-import re
 import tomllib
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
@@ -24,10 +23,12 @@ from rollq_integrations.harbor.task_folder import (
     Step,
     TaskFolder,
     above_0,
+    cpus,
     digest,
     instruction_of,
     matching,
     memory,
+    memory_of,
     refuse,
     seconds,
     table,
@@ -40,7 +41,6 @@ ARTIFACTS = "/logs/artifacts"
 PUBLIC = "public"
 """The mode of a network that reaches everything."""
 NO_NETWORK = "no-network"
-MOST_CPUS = 4096.0
 NETWORK_KEYS = frozenset("network_mode allowed_hosts".split())
 DESCRIPTIONS = frozenset(
     "name title slug category subcategory category_profile reference_pattern tags languages "
@@ -137,7 +137,9 @@ def read(path: Path) -> TaskFolder:
 
 
 def _with(compose: Compose, place: SandboxSpec) -> SandboxSpec:
-    return replace(place, env={**compose.env, **place.env}, folder=place.folder or compose.folder)
+    env = {**compose.env, **place.env}
+    folder = place.folder or compose.folder
+    return replace(place, env=env, folder=folder, **compose.limits)
 
 
 def _steps(path: Path, settings: Mapping[str, Any], has_tests: bool) -> Sequence[Step]:
@@ -305,7 +307,7 @@ def _place(path: Path, folder: Path, settings: Mapping[str, Any], network: bool)
         dockerfile=None if image else folder,
         image=image or f"rollq-task:{digest(folder)}",
         build_s=seconds(settings, "build_timeout_sec", 600),
-        cpus=_cpus(settings),
+        cpus=cpus(settings),
         memory=_memory(settings),
         env=variables(path, table(settings, "env")),
         folder=workdir,
@@ -341,15 +343,4 @@ def _memory(environment: Mapping[str, Any]) -> int:
     text = environment.get("memory")
     if text is None:
         return memory(above_0("memory_mb", environment.get("memory_mb", 2048)) * MB)
-    size = re.fullmatch(r"\s*([\d.]+)\s*([KMG]?)i?B?\s*", str(text), re.IGNORECASE)
-    if size is None:
-        raise ValueError(f"memory is {text!r}, not a size such as 2G")
-    units = {"K": 1 << 10, "": MB, "M": MB, "G": 1 << 30}
-    return memory(above_0("memory", size[1]) * units[size[2].upper()])
-
-
-def _cpus(settings: Mapping[str, Any]) -> float:
-    cpus = above_0("cpus", settings.get("cpus", 1))
-    if cpus > MOST_CPUS:
-        raise ValueError(f"cpus is {cpus:g}, not at most {MOST_CPUS:g}")
-    return cpus
+    return memory_of(text, MB)

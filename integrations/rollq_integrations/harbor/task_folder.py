@@ -19,9 +19,11 @@ from rollq.errors import JobFailure
 DOCKERFILE = "Dockerfile"
 COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
 MB = 1 << 20
+MOST_CPUS = 4096.0
 LEAST_MEMORY = 6 * MB
 """Docker takes no less."""
 MOST_MEMORY = 1 << 50
+SIZE = re.compile(r"\s*([\d.]+)\s*([KMGT]?)i?B?\s*", re.IGNORECASE)
 IMAGE = re.compile(r"[a-zA-Z0-9][\w.:/@-]*")
 USER = re.compile(r"(\w[\w.-]*(:\w[\w.-]*)?)?")
 """A name or a number, and a group if need be; empty for the image's."""
@@ -164,11 +166,28 @@ def above_0(name: str, value: Any) -> float:
     return number
 
 
+def cpus(settings: Mapping[str, Any]) -> float:
+    number = above_0("cpus", settings.get("cpus", 1))
+    if number > MOST_CPUS:
+        raise ValueError(f"cpus is {number:g}, not at most {MOST_CPUS:g}")
+    return number
+
+
 def memory(size: float) -> int:
     """A number of bytes that a container can have."""
     if not LEAST_MEMORY <= size <= MOST_MEMORY:
         raise ValueError(f"memory is {size:g} bytes, not from {LEAST_MEMORY} to {MOST_MEMORY}")
     return int(size)
+
+
+def memory_of(text: Any, unit: int) -> int:
+    """The bytes of a size such as `2G`; a bare number is in units."""
+    size = SIZE.fullmatch(str(text))
+    if size is None:
+        raise ValueError(f"memory is {text!r}, not a size such as 2G")
+    letter = size[2].upper()
+    factor = 1024 ** " KMGT".index(letter) if letter else unit
+    return memory(above_0("memory", size[1]) * factor)
 
 
 def matching(form: "re.Pattern[str]", name: str, value: Any) -> str:

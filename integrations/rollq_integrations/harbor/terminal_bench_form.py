@@ -55,6 +55,7 @@ def read(path: Path) -> TaskFolder:
             env=compose.env,
             folder=compose.folder,
             network=True,
+            **compose.limits,
         ),
         services=compose.services,
         test_command="TEST_DIR=/tests bash /tests/run-tests.sh",

@@ -39,6 +39,7 @@ services:
     image: redis:${VERSION:-7}
     volumes: ["data:/var/lib/redis"]
     tmpfs: [/tmp]
+    deploy: {resources: {limits: {memory: 512M}}}
     networks: [all]
     environment: {A: "1$$"}
     healthcheck: {test: "ping $$HOST", interval: 500ms, timeout: 3s, start_period: 1h}
@@ -51,6 +52,7 @@ def test_services_of_docker_compose(tmp_path: Path) -> None:
     assert task.place.env == {"COLOUR": "red", "B": "2"} and [*task.services] == ["db", "api"]
     db, api = task.services.values()
     assert (db.place.image, db.place.env, db.place.command) == ("redis:7", {"A": "1$"}, ())
+    assert (db.place.cpus, db.place.memory) == (1.0, 512 << 20)
     assert db.healthcheck == Healthcheck(
         command="ping $HOST",
         interval_s=0.5,
@@ -71,6 +73,28 @@ def test_services_of_docker_compose(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("limits", "cpus", "size"),
+    [
+        ("cpus: '2.5', memory: 1g", 2.5, 1 << 30),
+        ("cpus: 2, memory: 1.5 GiB", 2.0, 3 << 29),
+        ("cpus: '${CPUS}', memory: 65536kb", 1.0, 64 << 20),
+        ("cpus: '${OF_TASK:-3}', memory: 100000000", 3.0, 10**8),
+    ],
+)
+def test_limits_of_the_agents_service(tmp_path: Path, limits: str, cpus: float, size: int) -> None:
+    resources = f"{{limits: {{{limits}}}, reservations: {{memory: 64M}}}}"
+    compose = f"{{services: {{client: {{deploy: {{resources: {resources}}}}}}}}}"
+    files = {"environment/docker-compose.yaml": compose}
+    toml = "[environment]\ncpus = 1\nmemory_mb = 4096"
+    for task in (
+        harbor(tmp_path / "one", toml, **files),
+        terminal_bench(tmp_path / "two", compose=compose),
+    ):
+        place = read(task).place
+        assert (place.cpus, place.memory) == (cpus, size)
+
+
+@pytest.mark.parametrize(
     ("compose", "says"),
     [
         ("{services: {a: {}, b: {}}}", "asks for services without one named main or client"),
@@ -83,6 +107,15 @@ def test_services_of_docker_compose(tmp_path: Path) -> None:
         (
             "{services: {main: {build: '${CONTEXT_DIR}/..'}}}",
             "asks for another build of its main service",
+        ),
+        ("{services: {main: {deploy: {replicas: 2}}}}", "asks for 'replicas' of deploy"),
+        (
+            "{services: {main: {deploy: {resources: {reservations: {devices: [gpu]}}}}}}",
+            "asks for 'devices' of deploy",
+        ),
+        (
+            "{services: {main: {deploy: {resources: {limits: {memory: much}}}}}}",
+            "memory is 'much', not a size",
         ),
         ("{services: {main: {volumes: ['${CONTEXT_DIR}/a:/a']}}}", "asks for volumes"),
         ("{services: {main: {image: x}}}", "asks for an image without a build"),

@@ -27,9 +27,9 @@ from rollq_worker.fakes import FakeJournal
 from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.protocols import Engine, Generated, SampleRequest
 from rollq_worker.tokens.family_detection import common_prefix
-from rollq_worker.tokens.missing_roles import in_known_roles
 from rollq_worker.tokens.model_family import example_call
 from rollq_worker.tokens.renderer import ChatRenderer
+from rollq_worker.tokens.template_messages import in_known_roles
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.users import user_factory
 from tests.rollq_worker.tokens.qwen_vocabulary import qwen_spec

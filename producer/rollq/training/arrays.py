@@ -1,4 +1,5 @@
-"""Rows to train on as numpy arrays or torch tensors: padded to one length, or packed end to end.
+"""Rows to train on as numpy arrays or torch tensors, with teachers' scores: padded to one length,
+or packed end to end.
 
 Imports numpy and torch when they are first needed. `Batch.arrays` and `Batch.packed` are the way
 in.
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from rollq.errors import ContractError
 from rollq.events import Sampled
 from rollq.pip_extras import needs
-from rollq.training.teachers import teacher_scores
+from rollq.teachers import SCORE
 from rollq.trajectory import Segment, Traces, Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS, Extra
 
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     Numpy = ndarray[Any, Any]
 
 Array = TypeVar("Array")
+SCORE_FIELDS = {
+    "": "teacher_logprobs",
+    "top_ids": "teacher_top_ids",
+    "top_logprobs": "teacher_top_logprobs",
+}
+"""The field of `SegmentArrays` for each kind of a teacher's scores."""
 
 
 def array_of(extra: Extra) -> Numpy:
@@ -201,7 +208,7 @@ def pad(
         )
     padding = [width - length for length in lengths]
     flat, names = _end_to_end(rows, dtype, padding)
-    scores = teacher_scores([row.segment for row in rows], flat["mask"])
+    scores = _teacher_scores([row.segment for row in rows], flat["mask"])
     per_token = {name: array.reshape(len(rows), width) for name, array in flat.items()}
     return PaddedArrays(
         **_per_row(rows) | per_token,
@@ -231,7 +238,7 @@ def pack(
     positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
     return PackedArrays(
         **_per_row(rows) | per_token,
-        **teacher_scores([row.segment for row in rows], per_token["mask"]),
+        **_teacher_scores([row.segment for row in rows], per_token["mask"]),
         version_names=names,
         version_steps=_steps(names, version_steps),
         left_out=left_out,
@@ -355,3 +362,35 @@ def _tensors(arrays: SegmentArrays[Any]) -> dict[str, Any]:
         elif name not in ("version_names", "left_out"):
             values[name] = torch.as_tensor(value)
     return values
+
+
+def _teacher_scores(segments: Sequence[Segment], mask: Numpy) -> dict[str, Any]:
+    """The fields of `SegmentArrays`, by name: for each teacher one array, with an entry for each
+    token of `mask`, which is that of all rows end to end.
+    """
+    fields: dict[str, dict[str, Numpy]] = {name: {} for name in SCORE_FIELDS.values()}
+    for extra in dict.fromkeys(name for segment in segments for name in segment.scores):
+        teacher, _, kind = extra.removeprefix(SCORE).partition("/")
+        fields[SCORE_FIELDS[kind]][teacher] = _at_mask(extra, segments, mask)
+    return fields
+
+
+def _at_mask(extra: str, segments: Sequence[Segment], mask: Numpy) -> Numpy:
+    import numpy as np
+
+    first = next(segment.scores[extra] for segment in segments if extra in segment.scores)
+    width = first.shape[1:]
+    is_float = first.dtype == "float32"
+    stored, dtype, missing = ("<f4", "float32", np.nan) if is_float else ("<u4", "int64", -1)
+    array = np.full((len(mask), *width), missing if width else 0.0, dtype)
+    parts = []
+    for segment in segments:
+        scores = segment.scores.get(extra)
+        if scores is None:
+            parts.append(np.full((segment.mask.count(1), *width), missing, dtype))
+        elif scores.shape[1:] == width:
+            parts.append(np.frombuffer(scores.data, stored).reshape(scores.shape))
+        else:
+            raise ContractError(f"{extra}: its rows differ in top_k in this batch")
+    array[mask] = np.concatenate(parts)
+    return array

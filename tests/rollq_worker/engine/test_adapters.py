@@ -10,7 +10,7 @@ import pytest
 
 from rollq.errors import JobFailure
 from rollq.events import VersionSpan
-from rollq_worker.engine import adapters
+from rollq_worker.engine import served_policies
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.failures import Drained
 from rollq_worker.protocols import Adapter, Generated
@@ -59,7 +59,7 @@ class Loading:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "ASK_S", 0.1)
+    monkeypatch.setattr(served_policies, "ASK_S", 0.1)
     monkeypatch.setattr("rollq_worker.engine.pool.CHECK_S", 0.02)
 
 

@@ -11,8 +11,7 @@ import pytest
 from rollq.errors import EngineFailure, JobFailure
 from rollq.events import Finish, VersionSpan
 from rollq_worker.engine import limits
-from rollq_worker.engine.call import Shared
-from rollq_worker.engine.client import RETRIES, EngineClient
+from rollq_worker.engine.client import RETRIES, EngineClient, Shared
 from rollq_worker.engine.sglang import server as control
 from rollq_worker.failures import Drained
 from rollq_worker.protocols import Generated

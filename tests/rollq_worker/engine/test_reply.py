@@ -20,7 +20,7 @@ from rollq_worker.engine.exchange.replies import (
     read_error,
     read_refusal,
 )
-from rollq_worker.engine.sglang.reply import read_reply
+from rollq_worker.engine.sglang.generate import read_reply
 from rollq_worker.protocols import Generated, SampleRequest
 from rollq_worker.remote.http_client import Response
 from tests.rollq_worker.engine.clients import KEY

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rollq_worker.engine.exchange.prompts import BLOCK, Prompt, PromptWriter, write_ids
 from rollq_worker.engine.exchange.server import GenerationRequest
-from rollq_worker.engine.sglang.request import write_request
+from rollq_worker.engine.sglang.generate import write_request
 from tests.sample_requests import sample_request
 
 IDS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=3 * BLOCK)

@@ -14,7 +14,7 @@ from rollq.errors import EngineBreach, EngineFailure
 from rollq.events import Finish
 from rollq.training.arrays import array_of
 from rollq.trajectory_extras import ExpertShape
-from rollq_worker.engine.sglang.reply import read_reply
+from rollq_worker.engine.sglang.generate import read_reply
 from rollq_worker.engine.sglang.routed_experts import read_routed_experts
 from rollq_worker.protocols import Generated, Routing, SampleRequest
 from tests.rollq.routed_experts import SHAPE

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollq_worker.engine.load import EngineLoad
+from rollq_worker.engine.exchange.server import EngineLoad
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.scheduling import load_watch
 from rollq_worker.engine.scheduling.load_watch import Idle

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollq_worker.engine import weights
+from rollq_worker.engine import served_policies
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.failures import Drained, OtherWeights
 from rollq_worker.protocols import Generated
@@ -53,15 +53,14 @@ class Served:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("weights", "served_policies"):
-        monkeypatch.setattr(f"rollq_worker.engine.{module}.ASK_S", 0.05)
+    monkeypatch.setattr(served_policies, "ASK_S", 0.05)
     monkeypatch.setattr("rollq_worker.engine.pool.CHECK_S", 0.05)
 
 
 def generate(
     pool: EnginePool,
     key: str,
-    accepts: weights.Accepts | None = None,
+    accepts: served_policies.Accepts | None = None,
     check: Callable[[], None] = lambda: None,
     pinned: str = "",
 ) -> Generated:

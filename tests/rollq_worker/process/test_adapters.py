@@ -31,7 +31,7 @@ def engine_url() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollq_worker.engine.adapters.ASK_S", 0.1)
+    monkeypatch.setattr("rollq_worker.engine.served_policies.ASK_S", 0.1)
     monkeypatch.setattr("rollq_worker.process.attempts.bound_engines.READ_AGAIN_S", 0.1)
     monkeypatch.setattr("rollq_worker.engine.pool.CHECK_S", 0.05)
 

@@ -7,14 +7,14 @@ from rollq.errors import ServiceAway, SettingsError
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq_worker.environments import domain
-from rollq_worker.process import incompatible_runs
-from rollq_worker.process.incompatible_runs import (
+from rollq_worker.process import job_task
+from rollq_worker.process.job_task import (
     AWAY_SKIP_S,
     REPORTS,
     SKIP_S,
     IncompatibleRuns,
+    JobRunner,
 )
-from rollq_worker.process.job_task import JobRunner
 from tests.clock import Clock
 from tests.rollq import samples
 from tests.rollq.samples import reader
@@ -23,7 +23,7 @@ from tests.rollq_worker.process.ledgers import submit
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    monkeypatch.setattr(incompatible_runs, "time", clock := Clock())
+    monkeypatch.setattr(job_task, "time", clock := Clock())
     return clock
 
 
@@ -128,7 +128,7 @@ class TestRunsOfOthers:
         assert samples.reap(ledger) == []  # they come again later
         errors = [r.message for r in caplog.records if r.levelname == "ERROR"]
         assert len(errors) == 1 and "schema 3" in errors[0]
-        monkeypatch.setattr(incompatible_runs, "time", clock := Clock())
+        monkeypatch.setattr(job_task, "time", clock := Clock())
         clock.ahead += SKIP_S
         assert runner.run(sibling)["stop"] == "done"
 

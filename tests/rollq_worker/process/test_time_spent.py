@@ -18,7 +18,7 @@ from rollq.errors import (
 from rollq.events import Finish, VersionSpan
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.time_spent import WAITS, report_time, seconds_spent
-from rollq_worker.engine.traffic import Replies, Traffic
+from rollq_worker.engine.pool import Replies, Traffic
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.time_spent import TimeSpent
 from rollq_worker.protocols import Generated

@@ -3,9 +3,9 @@
 import pytest
 
 from rollq.events import Message
-from rollq_worker.tokens.missing_roles import in_known_roles
 from rollq_worker.tokens.model_family import Family
 from rollq_worker.tokens.renderer import ChatRenderer
+from rollq_worker.tokens.template_messages import in_known_roles
 from rollq_worker.tokens.training_templates import training_templates
 from tests.rollq_worker.tokens.messages import TOOLS
 from tests.rollq_worker.tokens.models import NAMES, RealTemplates, trained_tokenizer

@@ -11,10 +11,10 @@ from rollq_worker.fakes import FakeEnvironment, FakeUser
 from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.process.startup_checks import stop_ids
 from rollq_worker.tokens.family_detection import family_of
-from rollq_worker.tokens.missing_roles import write_calls
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.check import check
 from rollq_worker.tokens.selfcheck.conversations import WITHOUT_TOOLS
+from rollq_worker.tokens.template_messages import write_calls
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.toolcalls import PARSERS
 from tests.rollq_worker.episode.episodes import play_with_fakes

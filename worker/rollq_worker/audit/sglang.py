@@ -17,7 +17,7 @@ from rollq_worker.audit.scorer import (
 )
 from rollq_worker.engine.exchange.replies import ADAPTER_MISSING, finite, read_error
 from rollq_worker.engine.limits import ContextLimits, read_limits
-from rollq_worker.engine.sglang.scores import read_scores
+from rollq_worker.engine.sglang.generate import read_scores
 from rollq_worker.protocols import Adapter, Scores, Scoring
 
 

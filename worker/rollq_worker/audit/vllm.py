@@ -18,7 +18,7 @@ from rollq_worker.audit.scorer import (
 )
 from rollq_worker.engine.exchange.replies import finite, read_error
 from rollq_worker.engine.limits import ANY_ID, UNLIMITED, ContextLimits
-from rollq_worker.engine.vllm.scores import read_scores
+from rollq_worker.engine.vllm.generate import read_scores
 from rollq_worker.engine.vllm.server import VllmServer
 from rollq_worker.protocols import Adapter, Scores, Scoring
 

@@ -1,5 +1,4 @@
-"""One call of `generate`, as it goes from try to try and from engine to engine, and the state that
-engines share.
+"""One call of `generate`, as it goes from try to try and from engine to engine.
 
 It knows nothing of HTTP.
 """
@@ -8,10 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rollq.errors import EngineFailure
-from rollq_worker.engine.availability import AllAway, OutageClock
-from rollq_worker.engine.exchange.prompts import PromptWriter
-from rollq_worker.engine.limits import Vocabulary
-from rollq_worker.engine.weights import WeightWaits
 from rollq_worker.protocols import SampleRequest
 
 RETRIES = 3
@@ -73,15 +68,3 @@ class Call:
             raise EngineFailure(
                 f"{self.key}: engines died {self.deaths} times with this request in flight"
             )
-
-
-class Shared:
-    """State that all engines of one process share, as they serve one model to the same jobs."""
-
-    def __init__(self, *, vocab_size: int | None, engines: int) -> None:
-        """`engines` is the number of engines so far."""
-        self.clock = OutageClock()
-        self.away = AllAway(self.clock, engines)
-        self.weight_waits = WeightWaits()
-        self.vocabulary = Vocabulary(vocab_size)
-        self.prompts = PromptWriter()

@@ -20,12 +20,12 @@ from dataclasses import replace
 from rollq.errors import EngineFailure, JobFailure
 from rollq.events import Finish
 from rollq.urls import mask_url
-from rollq_worker.engine.availability import Availability
-from rollq_worker.engine.call import RETRIES, Call, EngineLeft, Shared
+from rollq_worker.engine.availability import AllAway, Availability, OutageClock
+from rollq_worker.engine.call import RETRIES, Call, EngineLeft
 from rollq_worker.engine.detection import FoundServer
 from rollq_worker.engine.exchange.generate import ConnectionLost, cached_prompts, probe, sample_once
 from rollq_worker.engine.exchange.http import EngineHttp, WaitCut
-from rollq_worker.engine.exchange.prompts import Prompt
+from rollq_worker.engine.exchange.prompts import Prompt, PromptWriter
 from rollq_worker.engine.exchange.replies import (
     AdapterMissing,
     ContextExceeded,
@@ -33,8 +33,8 @@ from rollq_worker.engine.exchange.replies import (
     RequestFailed,
 )
 from rollq_worker.engine.exchange.server import PAUSED, GenerationRequest, Server
-from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
-from rollq_worker.engine.served_policies import ServedPolicies
+from rollq_worker.engine.limits import EngineLimits, TokenizerCheck, Vocabulary
+from rollq_worker.engine.served_policies import ServedPolicies, WeightWaits
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.protocols import Adapter, Generated, SampleRequest
 from rollq_worker.remote.waiting import backoff, wait
@@ -48,6 +48,18 @@ CONNECTION_LOST_BACKOFF_S = (1.0, 4.0)
 some 5 s before its port closes.
 """
 OTHER_TOKENIZER = "its tokenizer gives other ids than ours"
+
+
+class Shared:
+    """State that all engines of one process share, as they serve one model to the same jobs."""
+
+    def __init__(self, *, vocab_size: int | None, engines: int) -> None:
+        """`engines` is the number of engines so far."""
+        self.clock = OutageClock()
+        self.away = AllAway(self.clock, engines)
+        self.weight_waits = WeightWaits()
+        self.vocabulary = Vocabulary(vocab_size)
+        self.prompts = PromptWriter()
 
 
 class EngineClient:

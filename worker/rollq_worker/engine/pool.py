@@ -1,30 +1,79 @@
-"""Several engines as one: each group of jobs has its engine, and an episode leaves it only when
-that goes away.
+"""Several engines as one, and counts of their requests: each group of jobs has its engine, and an
+episode leaves it only when that goes away.
 
 `EnginePlacement` chooses the engine. The invariant: a request waits for an engine that is away only
 when no other one is up. It does not know the source of the list.
 """
 
 import logging
+import threading
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from rollq.job import parse_id
-from rollq_worker.engine.call import Call, EngineLeft, Shared
-from rollq_worker.engine.client import EngineClient
+from rollq_worker.engine.call import Call, EngineLeft
+from rollq_worker.engine.client import EngineClient, Shared
+from rollq_worker.engine.exchange.server import EngineLoad
 from rollq_worker.engine.hang_watch import HangWatch
 from rollq_worker.engine.limits import UNLIMITED
-from rollq_worker.engine.load import EngineLoad
 from rollq_worker.engine.scheduling.load_watch import Idle, LoadWatch
 from rollq_worker.engine.scheduling.placement import EnginePlacement
-from rollq_worker.engine.traffic import Traffic
 from rollq_worker.failures import OtherWeights
 from rollq_worker.protocols import Generated, SampleRequest
 from rollq_worker.remote.waiting import CHECK_S, wait
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Replies:
+    """Replies of engines so far."""
+
+    by_finish: Counter[str]
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that were in a prefix cache."""
+    sampled_tokens: int = 0
+
+
+class Traffic:
+    """The requests of one process, for all threads."""
+
+    def __init__(self) -> None:
+        self.asking: Counter[str] = Counter()
+        """Jobs with their number of requests; an agent program may have several."""
+        self.answered = 0
+        """Number of waits that have ended so far."""
+        self._replies = Replies(Counter())
+        self._lock = threading.Lock()
+
+    def begin(self, key: str) -> None:
+        """Counts that job as waiting for a reply, until `end`."""
+        with self._lock:
+            self.asking[key] += 1
+
+    def end(self, key: str, prompt: int, got: Generated | None) -> None:
+        """Counts the job's reply to a prompt of that many tokens, if it got one."""
+        with self._lock:
+            self.answered += 1
+            self.asking[key] -= 1
+            if not self.asking[key]:
+                del self.asking[key]
+            if got is not None:
+                replies = self._replies
+                replies.by_finish[got.finish] += 1
+                replies.prompt_tokens += prompt
+                replies.cached_tokens += got.cached_tokens
+                replies.sampled_tokens += len(got.ids)
+
+    def replies(self) -> Replies:
+        """A copy of the counts."""
+        with self._lock:
+            return replace(self._replies, by_finish=self._replies.by_finish.copy())
 
 
 class Usage(NamedTuple):

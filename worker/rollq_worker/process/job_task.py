@@ -1,7 +1,9 @@
 """Runs one job: claim, play, report.
 
 The invariant: the worker outlives every job, because every error becomes a failure of its attempt.
-It knows the ledger; `episode_player` plays the job, and `celery_app` receives messages.
+A run that this worker cannot play is remembered, so that its jobs are given back unclaimed. Such a
+run has another tokenizer, another schema, or files that are not here, or needs a service that is
+away. It knows the ledger; `episode_player` plays the job, and `celery_app` receives messages.
 """
 
 import logging
@@ -40,7 +42,6 @@ from rollq_worker.failures import Diverged, Drained, OtherWeights
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.leases import Leases
 from rollq_worker.process.episode_player import EpisodePlayer
-from rollq_worker.process.incompatible_runs import AWAY_SKIP_S, SKIP_S, IncompatibleRuns
 from rollq_worker.process.time_spent import TimeSpent
 from rollq_worker.remote.waiting import CHECK_S
 from rollq_worker.tokens.tokenizer import Tokenizer
@@ -55,9 +56,49 @@ LATER_S = 10.0
 """Seconds after which a job that no worker can play now is sent again, so that other runs get the
 slots. More than constants.SENDING_S: the confirmation of its last message may be under way.
 """
+SKIP_S = 60.0
+"""Seconds for which nothing is claimed of a run after one of its jobs could not be played."""
+AWAY_SKIP_S = 10.0
+"""The same for a run that only lacks a service, which may come back soon."""
+SHOWN_SKIPS = 2
+"""A skipped run is shown for so many times these seconds. The next try comes before they are over.
+"""
 
 Summary = dict[str, Any]
 """Outcome of a message, for Flower and for metrics. rollq's own counts come from the ledger."""
+
+
+class IncompatibleRuns:
+    """The runs of one worker, for all threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._recorded: dict[str, tuple[float, float, str]] = {}
+        """Monotonic time at which a job of each run was met last, the seconds for which the run is
+        skipped, and the reason why it cannot be played.
+        """
+
+    def record(self, run: str, reason: str, skip_s: float = SKIP_S) -> None:
+        """Records a job that cannot be played. Logged once for each run."""
+        with self._lock:
+            is_new = run not in self.reasons()
+            self._recorded[run] = (time.monotonic(), skip_s, reason)
+        if is_new:
+            log.error("this worker does not play run %s: %s", run, reason)
+
+    def skips(self, run: str) -> bool:
+        """True while nothing is claimed of the run."""
+        recorded_at, skip_s, _ = self._recorded.get(run, (0.0, float("-inf"), ""))
+        return time.monotonic() - recorded_at < skip_s
+
+    def reasons(self) -> Mapping[str, str]:
+        """The runs that were recorded lately, with the reason."""
+        now = time.monotonic()
+        return {
+            run: reason
+            for run, (recorded_at, skip_s, reason) in self._recorded.copy().items()
+            if now - recorded_at < SHOWN_SKIPS * skip_s
+        }
 
 
 class JobRunner:

@@ -16,7 +16,7 @@ from rollq.errors import FailureClass, RollqError
 from rollq.ledger.scripts import Scripts
 from rollq.ledger.workers.time_spent import WAITS, report_time
 from rollq.servers.retry import CONNECTION_ERRORS
-from rollq_worker.engine.traffic import Traffic
+from rollq_worker.engine.pool import Traffic
 from rollq_worker.process.attempts.attempt import Attempt
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,13 @@ from rollq.errors import JobFailure
 from rollq.events import Message
 from rollq.job import Json
 from rollq_worker.tokens.injection_guard import ControlTokens, Guard, any_of
-from rollq_worker.tokens.missing_roles import in_known_roles
 from rollq_worker.tokens.model_family import Family, example_call
-from rollq_worker.tokens.template_messages import call_id, for_template, short_exchange
+from rollq_worker.tokens.template_messages import (
+    call_id,
+    for_template,
+    in_known_roles,
+    short_exchange,
+)
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 _ID = "zqxjkvbwp"

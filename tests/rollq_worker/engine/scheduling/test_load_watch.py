@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from rollq_worker.engine.load import EngineLoad
+from rollq_worker.engine.exchange.server import EngineLoad
 from rollq_worker.engine.scheduling.load_watch import (
     SLOW_S,
     STALLED_S,

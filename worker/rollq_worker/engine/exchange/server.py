@@ -12,12 +12,34 @@ from typing import NamedTuple, Protocol
 
 from rollq_worker.engine.exchange.prompts import Prompt, collapsed, write_ids
 from rollq_worker.engine.limits import ANY_ID, ContextLimits
-from rollq_worker.engine.load import EngineLoad
 from rollq_worker.protocols import Adapter, Generated, SampleRequest
 from rollq_worker.remote.http_client import Response
 
 PAUSED = "it is paused"
 """Reason why a paused engine takes no requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """The load of one engine, of all its data-parallel ranks together."""
+
+    running: int
+    """Requests that it generates for now."""
+    waiting: int
+    """Requests in its own queue."""
+    token_usage: float
+    """Share of its KV cache that running requests hold, in the fullest rank, without entries that
+    could be evicted.
+    """
+    used_tokens: int = 0
+    """Tokens in its KV cache, which every step of a generation changes; 0 also where it does not
+    tell.
+    """
+
+    @property
+    def shows_progress(self) -> bool:
+        """True if a generation that goes on would change it."""
+        return self.used_tokens > 0 or self.running == 0
 
 
 class NotReady(NamedTuple):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from rollq_worker.engine.client import EngineClient
-from rollq_worker.engine.load import EngineLoad
+from rollq_worker.engine.exchange.server import EngineLoad
 from rollq_worker.engine.scheduling.placement import EnginePlacement
 
 log = logging.getLogger(__name__)

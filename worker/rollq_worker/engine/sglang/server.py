@@ -7,16 +7,14 @@ The invariant: every question has a timeout. It knows nothing of jobs.
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 import json
+import math
+from collections.abc import Mapping
 
 from rollq_worker.engine.exchange.http import EngineHttp
 from rollq_worker.engine.exchange.replies import json_of, read_refusal
-from rollq_worker.engine.exchange.server import PAUSED, GenerationRequest, NotReady
+from rollq_worker.engine.exchange.server import PAUSED, EngineLoad, GenerationRequest, NotReady
 from rollq_worker.engine.limits import ContextLimits, read_limits
-from rollq_worker.engine.load import EngineLoad
-from rollq_worker.engine.sglang.load import PATH as LOADS
-from rollq_worker.engine.sglang.load import read_load
-from rollq_worker.engine.sglang.reply import read_reply
-from rollq_worker.engine.sglang.request import write_request
+from rollq_worker.engine.sglang.generate import read_reply, write_request
 from rollq_worker.protocols import Generated
 from rollq_worker.remote.http_client import NoResponse, Response
 
@@ -28,6 +26,8 @@ after 20 s.
 LOAD_TIMEOUT_S = 2.0
 """Seconds to wait for an engine's load. One thread asks all engines in turn."""
 ABORT_TIMEOUT_S = 1.0
+LOADS = "/v1/loads?include=core"
+"""A router has no such path, and neither has an old SGLang."""
 
 
 class SGLangServer:
@@ -114,7 +114,7 @@ class SGLangServer:
         return json_of("/tokenize", response)
 
     def load(self) -> EngineLoad | None:
-        return read_load(json_of(LOADS, self._http.get(LOADS, timeout_s=LOAD_TIMEOUT_S)))
+        return _read_load(json_of(LOADS, self._http.get(LOADS, timeout_s=LOAD_TIMEOUT_S)))
 
     def limits(self) -> ContextLimits:
         return read_limits(self._get_json)
@@ -132,3 +132,20 @@ class SGLangServer:
 
     def _get_json(self, path: str) -> object:
         return json_of(path, self._http.get(path, timeout_s=QUESTION_TIMEOUT_S))
+
+
+def _read_load(reply: object) -> EngineLoad | None:
+    """The load in the JSON of the reply; None for one that cannot be read."""
+    ranks = reply.get("loads") if isinstance(reply, Mapping) else None
+    if not isinstance(ranks, list) or not ranks:
+        return None
+    try:
+        load = EngineLoad(
+            running=sum(int(rank["num_running_reqs"]) for rank in ranks),
+            waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
+            token_usage=max(float(rank["token_usage"]) for rank in ranks),
+            used_tokens=sum(int(rank.get("num_used_tokens", 0)) for rank in ranks),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    return load if 0 <= load.token_usage < math.inf else None  # also NaN, which no limit is below

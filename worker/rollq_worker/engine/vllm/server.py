@@ -19,11 +19,9 @@ from rollq_worker.engine.exchange.replies import (
     read_error,
     read_refusal,
 )
-from rollq_worker.engine.exchange.server import PAUSED, GenerationRequest, NotReady
+from rollq_worker.engine.exchange.server import PAUSED, EngineLoad, GenerationRequest, NotReady
 from rollq_worker.engine.limits import ContextLimits, first_model, object_or_empty, positive_number
-from rollq_worker.engine.load import EngineLoad
-from rollq_worker.engine.vllm.reply import read_reply
-from rollq_worker.engine.vllm.request import write_request
+from rollq_worker.engine.vllm.generate import read_reply, write_request
 from rollq_worker.protocols import Generated
 from rollq_worker.remote.http_client import NoResponse, Response
 

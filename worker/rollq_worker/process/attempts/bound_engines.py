@@ -7,7 +7,7 @@ from dataclasses import replace
 from rollq.ledger.replies import Claim
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.process.attempts.attempt import Attempt
-from rollq_worker.process.attempts.outages import asking
+from rollq_worker.process.attempts.models import asking
 from rollq_worker.protocols import Adapter, Engine, Generated, SampleRequest
 from rollq_worker.remote.waiting import wait
 

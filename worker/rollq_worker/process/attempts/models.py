@@ -1,19 +1,20 @@
 """The engines of other models than the policy, which jobs know by name: teachers, and agents that
-are not trained.
+are not trained. An outage of one of them stops the clocks of the attempt that asks it.
 
 It knows nothing of what they are asked.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from rollq.errors import ForOtherWorkers, JobFailure, TeacherFailure
 from rollq.job import Job
+from rollq.ledger.workers.live_workers import MODEL_AWAY
 from rollq.teachers import Teacher
 from rollq_worker.agents.known_agents import is_program
 from rollq_worker.engine.pool import EnginePool
-from rollq_worker.process.attempts.attempt import Attempt
-from rollq_worker.process.attempts.outages import asking
+from rollq_worker.process.attempts.attempt import Attempt, Question
 
 TEACHER_LIMIT_S = 900.0
 """Longest time in seconds in which a teacher scores an episode, without the time for which its
@@ -52,3 +53,30 @@ def asking_teacher(
         asking(attempt, model, engine) as check,
     ):
         yield check
+
+
+@contextmanager
+def asking(attempt: Attempt, model: str, engine: EnginePool) -> Iterator[Callable[[], None]]:
+    """A block in which the attempt asks this model; an empty name is the policy. Returns the
+    function to call while its engines are waited for. It keeps the clocks still while all of them
+    are away; the attempt does so itself for the deadline and the policy's engines.
+    """
+    away_s = engine.outage_s
+
+    def check() -> None:
+        nonlocal away_s
+        now_s = engine.outage_s
+        if now_s > away_s:
+            attempt.time_limits.stand_still(now_s - away_s, deadline=bool(model))
+        away_s = now_s
+        attempt.check()
+
+    engines = f"{MODEL_AWAY} {model!r}"
+    question = Question(engines, lambda: not engine.available, time.monotonic())
+    if model:
+        attempt.questions.append(question)
+    try:
+        yield check
+    finally:
+        if model:
+            attempt.questions.remove(question)

@@ -1,5 +1,9 @@
-"""Reads the body of a 200 from SGLang's `/generate` strictly: into a `Generated`, or an exception
-that names the next step. It knows nothing of connections or retries.
+"""SGLang's `/generate`: writes the body of a request, and reads the body of a 200 strictly, into a
+`Generated` or an exception that names the next step.
+
+A prompt with all placeholders of an image is never answered (0.5.23). The count of prompt tokens is
+that of the whole prompt, so an image processor that counts otherwise than ours is noticed. It knows
+nothing of connections or retries.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -10,6 +14,7 @@ from typing import Any
 
 from rollq.errors import JobFailure
 from rollq.events import Finish
+from rollq_worker.engine.exchange.prompts import as_json
 from rollq_worker.engine.exchange.replies import (
     EngineAborted,
     EngineUnavailable,
@@ -17,19 +22,49 @@ from rollq_worker.engine.exchange.replies import (
     check_ids,
     checked_logprobs,
     clip,
+    finite,
     ids_of,
     nothing_sampled,
     parsed,
     scores_of,
     tiled_versions,
 )
+from rollq_worker.engine.exchange.server import GenerationRequest
 from rollq_worker.engine.sglang.routed_experts import FIELD, read_routed_experts
-from rollq_worker.engine.sglang.scores import read_scores
-from rollq_worker.protocols import Generated, SampleRequest
+from rollq_worker.protocols import Generated, SampleRequest, Scores, Scoring
 from rollq_worker.text.whole_text import whole_characters
 
 _LOGPROB, _ID = itemgetter(0), itemgetter(1)
 """Getters for the parts of an entry of output_token_logprobs."""
+
+
+def write_request(request: GenerationRequest) -> bytes:
+    """The body of this request, of at most `turn.max_new_tokens` tokens."""
+    turn = request.turn
+    own_stops = turn.sampling.get("stop_token_ids") or ()
+    stops = list(dict.fromkeys((*request.stop_ids, *own_stops)))
+    params: dict[str, Any] = {
+        **turn.sampling,
+        "max_new_tokens": turn.max_new_tokens,
+        "stop_token_ids": stops,
+        "skip_special_tokens": False,  # the text is only for people, who get all of it
+    }
+    if turn.sampling.get("min_new_tokens"):
+        # A server refuses a minimum above max_new_tokens, which is small for the rest of an
+        # interrupted turn.
+        params["min_new_tokens"] = min(turn.sampling["min_new_tokens"], turn.max_new_tokens)
+    fields: dict[str, Any] = {"rid": request.rid, "sampling_params": params, "return_logprob": True}
+    if turn.routing is not None:
+        fields |= {"return_routed_experts": True, "routed_experts_start_len": turn.routing.start}
+    if turn.scoring is not None:
+        fields["logprob_start_len"] = turn.scoring.start
+        if turn.scoring.top_k:
+            fields["top_logprobs_num"] = turn.scoring.top_k
+    if turn.images is not None:
+        fields["image_data"] = [image.data_url for image in turn.images.images]
+    if request.adapter is not None:
+        fields["lora_path"] = request.adapter.served
+    return b"".join((b'{"input_ids":[', *request.sent.pieces, b"],", as_json(fields)[1:]))
 
 
 def read_reply(body: bytes, request: SampleRequest, *, rid: str, vocabulary: int) -> Generated:
@@ -128,3 +163,28 @@ def _logprobs(meta: dict[str, Any], ids: array[int]) -> array[float]:
         return checked_logprobs(map(_LOGPROB, entries), list(map(_ID, entries)), ids)
     except (TypeError, LookupError, OverflowError) as e:
         raise RequestFailed(f"unreadable output_token_logprobs: {type(e).__name__}: {e}") from e
+
+
+def read_scores(meta: dict[str, Any], ids: array[int], scoring: Scoring) -> Scores:
+    """The scores of `ids[scoring.start + 1:]` in a reply's `meta_info`. Raises TypeError,
+    LookupError, ValueError, OverflowError.
+    """
+    if "input_token_logprobs" not in meta:
+        raise LookupError("there are no input_token_logprobs (a router drops what asks for them)")
+    entries = meta["input_token_logprobs"]
+    scored = ids[scoring.start :].tolist()
+    if [entry[1] for entry in entries] != scored:
+        raise ValueError(f"the {len(entries)} logprobs are not those of the {len(scored)} ids sent")
+    logprobs = finite(entry[0] for entry in entries[1:])
+    tops = meta.get("input_top_logprobs") if scoring.top_k else None
+    if not tops:
+        return Scores(logprobs)
+    if len(tops) != len(entries):
+        raise ValueError(f"{len(tops)} lists of likeliest tokens for {len(entries)} tokens")
+    return Scores(logprobs, *_likeliest(tops[1:]))
+
+
+def _likeliest(tops: list[Any]) -> tuple[list[array[int]], list[array[float]]]:
+    """The ids and the logprobs in lists of entries."""
+    ids = [array("I", [entry[1] for entry in top]) for top in tops]
+    return ids, [finite(entry[0] for entry in top) for top in tops]

@@ -31,6 +31,10 @@ CONNECTION_ERRORS = (redis.ConnectionError, redis.TimeoutError)
 BACKOFF = EqualJitterBackoff(cap=2.0, base=0.1)
 """Pauses between two tries. The jitter keeps threads that wait together from coming back together.
 """
+MOST_FAILURES = 10
+"""Number of failures after which pauses are as long as they get. redis-py computes 2**failures,
+which is no float from 1024 on.
+"""
 WARN_EVERY_S = 30.0
 FIRST_S = 5.0
 """Seconds without an answer after which an address counts as wrong that never answered this
@@ -91,7 +95,7 @@ class RetryLoop:
                 left_s = began + min(for_s, self.for_s) - time.monotonic()
                 if left_s <= 0 or not self._may_pass(e):
                     raise
-            failures += 1
+            failures = min(failures + 1, MOST_FAILURES)
             self.wait(min(BACKOFF.compute(failures), left_s))
 
     def _may_pass(self, error: Exception) -> bool:

@@ -13,6 +13,7 @@ import pytest
 import redis
 from redis.sentinel import MasterNotFoundError
 
+from rollq.errors import Unwritable
 from rollq.servers import connection
 from rollq.servers import retry as module
 from rollq.servers.connection import connect
@@ -197,3 +198,16 @@ def test_a_wrong_password_is_not_tried_again(tmp_path: Path) -> None:
 def test_the_pauses_grow_to_their_limit() -> None:
     pauses = [module.BACKOFF.compute(failures) for failures in range(1, 40)]
     assert all(0.05 <= pause <= 2.0 for pause in pauses) and min(pauses[6:]) >= 1.0
+
+
+@pytest.mark.parametrize("error", [redis.ConnectionError("away"), Unwritable("full")])
+def test_a_wait_without_end_has_none(error: Exception) -> None:
+    tries = []
+
+    def call() -> str:
+        tries.append(1)
+        if len(tries) < 1500:
+            raise error
+        return "there"
+
+    assert module.RetryLoop(wait=lambda seconds: None)(call) == "there"

@@ -3,6 +3,7 @@ that is slow or away holds no trainer up.
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -107,6 +108,7 @@ class Tracking:
         # A daemon: what it may still wait for does not hold up the end of the program.
         self._thread = threading.Thread(target=self._run, name="rollq-tracker", daemon=True)
         self._closed = self._gave_up = False
+        self._process = os.getpid()
         self._lock = threading.Lock()
 
     def add(self, batch: Batch) -> None:
@@ -131,7 +133,7 @@ class Tracking:
         """Waits until the tracker has what was added, or for CLOSE_S."""
         done = threading.Event()
         with self._lock:
-            if self._closed or not self._thread.ident:
+            if self._closed or not self._has_thread:
                 return
             self._acts.put(("", done.set))
         if not done.wait(CLOSE_S):
@@ -140,7 +142,7 @@ class Tracking:
     def close(self) -> None:
         """The same, and it ends."""
         with self._lock:
-            over = self._closed or not self._thread.ident
+            over = self._closed or not self._has_thread
             self._closed = True
         if over:
             return
@@ -148,6 +150,11 @@ class Tracking:
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
             self._give_up()
+
+    @property
+    def _has_thread(self) -> bool:
+        """True if its thread was started, by this process: a fork has none."""
+        return self._thread.ident is not None and os.getpid() == self._process
 
     def _give_up(self) -> None:
         """The steps that wait are not sent: a tracker that hung once is not waited for again."""

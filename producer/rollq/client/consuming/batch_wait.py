@@ -55,6 +55,9 @@ class BatchWait:
         self._began = 0.0
         self._groups = 0
         self._timed_out = -inf
+        self._exhausted_since: float | None = None
+        """Time since which no group is unfinished, too few are ready, and none was dropped."""
+        self._dropped_then = 0
         self._dropped = 0
         """Groups that had been dropped when the last batch came."""
         self._log: WaitLog
@@ -65,6 +68,7 @@ class BatchWait:
         self.deadline = inf if timeout is None else self._began + timeout
         if self._began - self._timed_out > LOOK_S:
             self.since = 0.0
+            self._exhausted_since = None
             self._log = WaitLog(lambda: self._explain(self._groups))
 
     def in_time(self, call: Callable[[], T]) -> T:
@@ -112,8 +116,13 @@ class BatchWait:
     def is_in_vain(self, taken: Taken, lacking: int) -> bool:
         """True if the batch stays short by so many groups unless more are submitted."""
         if taken.open or taken.ready >= lacking:
+            self._exhausted_since = None
             return False
         if taken.sealed:
             return taken.last
-        lost = taken.dropped > self._dropped and time.monotonic() - self._began >= EXHAUSTED_S
-        return lost and not taken.others
+        now = time.monotonic()
+        if self._exhausted_since is None or taken.dropped != self._dropped_then:
+            self._exhausted_since = now
+            self._dropped_then = taken.dropped
+        is_exhausted = now - self._exhausted_since >= EXHAUSTED_S  # no replacement has come
+        return taken.dropped > self._dropped and is_exhausted and not taken.others

@@ -7,6 +7,7 @@ that opens the name: it takes over the holds at once, with the same batches in t
 """
 
 import logging
+import os
 import time
 import uuid
 from collections import deque
@@ -96,6 +97,7 @@ class Consumer:
         self._owner = ""
         self._step = 0
         self._closed = False
+        self._process = os.getpid()
         self._takeover: deque[int] = deque()
         """Steps of batches that this consumer took over and has not handed on yet."""
         self._batches: dict[int, list[str]] = {}
@@ -172,7 +174,7 @@ class Consumer:
         run = self._deliveries.run
         if exact and wait.is_in_vain(taken, groups - len(self._selection)):
             raise missing_groups(run, taken, groups, len(self._selection))
-        wait.since = wait.since or taken.at
+        wait.since = min(wait.since or taken.at, taken.at)  # Redis's clock may be set back
         if time.monotonic() >= wait.deadline:
             why = wait.time_out()
             raise PullTimeout(late(run, taken, groups, timeout or 0.0, self.held, why))
@@ -355,11 +357,13 @@ class Consumer:
     def close(self) -> None:
         """Gives back what is held, so that other consumers get it now. The batches of a name stay,
         for the next process that opens it. A closed consumer refuses to take or acknowledge
-        anything.
+        anything. In a forked process this is a copy, whose batches are the parent's.
         """
         if self._closed:
             return
         self._closed = True
+        if os.getpid() != self._process:
+            return
         left = self._holds.close()
         if left and not self._owner:
             self._give_back(left)

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 log = logging.getLogger("rollq")
 
@@ -10,6 +11,12 @@ RENEW_RETRY_S = 1.0
 """Seconds between two tries to renew while Redis is away. After an outage, Redis keeps holds for a
 few seconds only (rollq.ledger.constants.GRACE_S).
 """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Hold:
+    groups: int
+    """Number of groups in the batch."""
 
 
 class HoldRenewal:
@@ -21,8 +28,8 @@ class HoldRenewal:
     def __init__(self, renew: Callable[[Sequence[str]], Sequence[str]], hold_s: float) -> None:
         self._renew = renew
         self._hold_s = hold_s
-        self._groups: dict[str, int] = {}
-        """Groups in each batch, by its token."""
+        self._holds: dict[str, _Hold] = {}
+        """Holds by the token of their batch."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -31,12 +38,12 @@ class HoldRenewal:
     def groups(self) -> int:
         """Groups whose holds are renewed."""
         with self._lock:
-            return sum(self._groups.values())
+            return sum(hold.groups for hold in self._holds.values())
 
     def set(self, token: str, groups: int) -> None:
         """Renews this batch's hold from now on; it has that many groups."""
         with self._lock:
-            self._groups[token] = groups
+            self._holds[token] = _Hold(groups)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="rollq-holds", daemon=True)
                 self._thread.start()
@@ -46,23 +53,23 @@ class HoldRenewal:
         whether it was renewed.
         """
         with self._lock:
-            return self._groups.pop(token, None) is not None
+            return self._holds.pop(token, None) is not None
 
     def close(self) -> list[str]:
         """Stops renewing. Returns the tokens of the holds that are left."""
         self._stop.set()
         with self._lock:
-            return list(self._groups)
+            return list(self._holds)
 
     def _run(self) -> None:
-        usual_s = self._hold_s / 3
+        usual_s = min(self._hold_s / 3, threading.TIMEOUT_MAX)
         retry_s = min(usual_s, RENEW_RETRY_S)
         pause_s, was_reachable = usual_s, True
         while not self._stop.wait(pause_s):
             with self._lock:
-                tokens = list(self._groups)
+                renewed = dict(self._holds)
             try:
-                lost = self._renew(tokens) if tokens else []
+                lost = self._renew(list(renewed)) if renewed else []
             except Exception as e:  # whatever Redis raises, the next try may be in time
                 if was_reachable:
                     log.warning("cannot renew holds, trying again: %s: %s", type(e).__name__, e)
@@ -71,8 +78,20 @@ class HoldRenewal:
             pause_s, was_reachable = usual_s, True
             if lost:
                 self._stop.wait(retry_s)  # its caller may have acknowledged the batch just now
-            for token in filter(self.drop, lost):
-                log.warning(
-                    "a consumer was out of touch for too long, or another has its name: %s is lost",
-                    token,
-                )
+            for token in lost:
+                if self._lose(token, renewed[token]):
+                    log.warning(
+                        "a consumer was out of touch for too long, or another has its name: %s is "
+                        "lost",
+                        token,
+                    )
+
+    def _lose(self, token: str, hold: "_Hold") -> bool:
+        """Stops renewing this hold. Returns whether it was renewed: its batch may have been taken
+        again meanwhile, which is another hold of the same token.
+        """
+        with self._lock:
+            is_renewed = self._holds.get(token) is hold
+            if is_renewed:
+                del self._holds[token]
+            return is_renewed

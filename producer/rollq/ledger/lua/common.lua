@@ -175,9 +175,21 @@ local function acked_state(name, sample)
   return acked.surplus[sample] and 'surplus' or 'done'
 end
 
+-- The clock was set back by so much: every hold ends as much earlier, because none is renewed to an earlier end
+-- (renew_hold). Live consumers have the time to renew.
+local function set_back_holds(purpose, time, by)
+  local held = prefix .. 'held:' .. purpose
+  local rows = redis_call('ZRANGE', held, 0, -1, 'WITHSCORES')
+  for i = 1, #rows, 2 do
+    local ends = math.min(tonumber(rows[i + 1]), math.max(tonumber(rows[i + 1]) - by, time + constants.grace_s))
+    redis_call('ZADD', held, 'XX', ends, rows[i])
+  end
+end
+
 -- Note that Redis can be reached now by those who renew holds of that purpose (take.lua).
 local function stamp(purpose, time)
   local last = number(field('run', 'heard:' .. purpose), prefix .. 'run')
+  if time < last then set_back_holds(purpose, time, last - time) end
   if (time < last or time - last >= 1) and redis_call('EXISTS', prefix .. 'run') == 1 then
     redis_call('HSET', prefix .. 'run', 'heard:' .. purpose, seconds(time))
   end

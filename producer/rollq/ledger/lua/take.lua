@@ -180,6 +180,7 @@ if there >= wanted or (last and not exact and there + #mine > 0) then
   end
   table.sort(all, function(a, b) return a.seq < b.seq end)
   local reply = hand_out(all)
+  stamp(purpose, time) -- before there are new holds: it may set back those that there are
   for _, group in ipairs(groups) do
     redis_call('ZREM', ready, group.name)
     redis_call('ZADD', held, time + hold_s, group.name)
@@ -194,7 +195,6 @@ if there >= wanted or (last and not exact and there + #mine > 0) then
     redis_call('HSET', consumer, 'next', step_of(token) + 1)
   end
   end_filling()
-  stamp(purpose, time)
   return reply
 end
 

@@ -234,3 +234,23 @@ def test_misuse_that_did_nothing_is_named(redis_url: str, ledger: Ledger) -> Non
             client.requeue("r/g/0")
         with pytest.raises(ContractError, match="give the consumer a name, too"):
             client.consumer(step=3)
+
+
+def test_what_a_forked_process_closes_is_its_parents(redis_url: str, ledger: Ledger) -> None:
+    finish_groups(ledger, "a")
+    code = """
+import os, sys
+from rollq import Client
+with Client(sys.argv[1], run="r") as client:
+    batch = client.consumer().next(1, 60)
+    child = os.fork()
+    if not child:
+        client.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert client.stats()["groups_held"] == 1
+    batch.ack()
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code, redis_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

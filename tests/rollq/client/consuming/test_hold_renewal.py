@@ -158,6 +158,32 @@ def test_a_clock_that_jumps_costs_no_batch(held: Ledger, by: float) -> None:
     assert released(held) == []
 
 
+def test_a_batch_that_is_taken_behind_a_clock_that_was_set_back_is_held_as_long(
+    ledger: Ledger,
+) -> None:
+    finish_groups(ledger, "a")
+    ledger.redis.hset(ledger.keys.meta, "heard:train", ledger.scripts.now() + 3600)
+    assert take(ledger, "t") == ["a"]
+    assert seconds_left(ledger, "a") > 50.0
+
+
+@pytest.mark.parametrize("who", ["a reaper", "a consumer"])
+def test_a_clock_that_is_set_back_keeps_no_dead_consumers_batch(held: Ledger, who: str) -> None:
+    seconds_pass(held, -3600.0)
+    if who == "a reaper":
+        reap(held)
+    assert released(held) == [] and seconds_left(held, "a") <= 60.0
+    assert renew(held, "b")
+    for _ in range(7):
+        seconds_pass(held, 4.0)
+        reap(held)
+    assert renew(held, "b")
+    for _ in range(9):
+        seconds_pass(held, 4.0)
+        reap(held)
+    assert released(held) == ["a"]
+
+
 def test_holds_are_extended_when_the_last_contact_is_unknown(held: Ledger) -> None:
     """The run's record of it was lost: holds get the grace first, then end as usual."""
     held.redis.hdel(held.keys.meta, "heard:train")
@@ -246,3 +272,34 @@ def test_a_hold_that_ends_while_it_is_renewed_was_not_lost(
         assert done.wait(60)
     holds.close()
     assert not [record for record in caplog.records if "lost" in record.message]
+
+
+def test_a_batch_that_is_taken_again_while_its_hold_is_renewed_is_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    renewed = threading.Event()
+
+    def renew(tokens: Sequence[str]) -> Sequence[str]:
+        if renewed.is_set():
+            return []
+        holds.drop("t")  # its groups were skipped, so Redis has no such hold
+        holds.set("t", 2)  # and then others were taken
+        renewed.set()
+        return ["t"]
+
+    holds = HoldRenewal(renew, hold_s=0.05)
+    with caplog.at_level(logging.WARNING, "rollq"):
+        holds.set("t", 1)
+        assert renewed.wait(60)
+        time.sleep(0.2)  # longer than the pause behind a lost hold
+    assert holds.groups == 2
+    holds.close()
+    assert not [record for record in caplog.records if "lost" in record.message]
+
+
+def test_a_hold_of_any_length_is_renewed() -> None:
+    holds = HoldRenewal(lambda tokens: [], hold_s=1e11)
+    holds.set("t", 1)
+    time.sleep(0.1)
+    assert any(thread.name == "rollq-holds" for thread in threading.enumerate())
+    holds.close()

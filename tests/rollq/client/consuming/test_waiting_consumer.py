@@ -4,7 +4,9 @@ submission, skips, and groups that another version of rollq wrote.
 
 import logging
 import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,6 +15,7 @@ from rollq.client.consuming import batch_wait
 from rollq.errors import LedgerError, MissingGroups, NotHeld, PullTimeout, UnknownSchema
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
+from tests.clock import Clock
 from tests.conftest import free_port
 from tests.ledger_of import ledger_of
 from tests.rollq.groups import (
@@ -235,6 +238,24 @@ class TestExact:
             missed,
         ):
             consumer.next(2, exact=True)
+
+    def test_a_replacement_is_waited_for_however_long_the_batch_took(
+        self, client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(batch_wait, "time", clock := Clock())
+        monkeypatch.setattr(batch_wait, "LOOK_S", 0.01)
+        client.submit([*group("a"), *group("b")])
+        play_groups(ledger, "a")
+        with client.consumer() as consumer, ThreadPoolExecutor() as pool:
+            batch = pool.submit(consumer.next, 2, exact=True)
+            time.sleep(0.2)
+            clock.ahead += 10.0  # b is played for longer than a replacement may take to come
+            drop_group(ledger, "b")
+            time.sleep(0.2)
+            assert not batch.done()
+            client.submit(group("c"))
+            play_groups(ledger, "c")
+            assert names(batch.result(60)) == ["a", "c"]
 
     def test_a_slow_producer_is_waited_for(self, client: Client, ledger: Ledger) -> None:
         finish_groups(ledger, "a")

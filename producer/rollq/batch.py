@@ -222,9 +222,16 @@ class Batch:
         Raises SettingsError when numpy is not installed, ContractError when a row is longer than
         `pad_to`, and what `Trajectory.segments` raises.
         """
+        if pad_to is not None:
+            whole_number("pad_to", pad_to, at_least=0)
         rows, left_out = self._rows(advantages, traces, max_length)
         return pad(
-            rows, pad_to=pad_to, dtype=dtype, version_steps=self.version_steps, left_out=left_out
+            rows,
+            pad_to=pad_to,
+            dtype=dtype,
+            by_turn=isinstance(advantages, TurnCredit),
+            version_steps=self.version_steps,
+            left_out=left_out,
         )
 
     def packed(
@@ -239,7 +246,13 @@ class Batch:
         `rollq.training.arrays.PackedArrays`.
         """
         rows, left_out = self._rows(advantages, traces, max_length)
-        return pack(rows, dtype=dtype, version_steps=self.version_steps, left_out=left_out)
+        return pack(
+            rows,
+            dtype=dtype,
+            by_turn=isinstance(advantages, TurnCredit),
+            version_steps=self.version_steps,
+            left_out=left_out,
+        )
 
     def _rows(
         self, advantages: str | TurnCredit, traces: Traces, max_length: int | None

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from rollq.events import Acted, Event, Message, Observed, Prompt, Sampled
-from rollq.trajectory import Trajectory
+from rollq.trajectory import AGENT_REWARDS, Trajectory
 from tests.rollq.export.trajectories import sound, sound_traces
 from tests.rollq.samples import closed, ids, job, observed, sampled, trajectory
 
@@ -101,3 +101,11 @@ def interleaved(draw: st.DrawFn) -> tuple[Trajectory, Trajectory]:
         begun = max(begun, trace + 1)
         mixed.append(left[trace].pop(0))
     return whole, replace(whole, events=[*mixed, whole.events[-1]])
+
+
+def rewarded_apart() -> Trajectory:
+    """Its agents have rewards of their own."""
+    played = branching()
+    closed = replace(played.events[-1], info={AGENT_REWARDS: {"red": 1.0, "blue": 0.0}})
+    own = replace(played.job, models={"red": {}, "blue": {}})
+    return replace(played, job=own, events=[*played.events[:-1], closed])

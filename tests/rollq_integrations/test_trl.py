@@ -15,7 +15,7 @@ from rollq.job import History, Purpose
 from rollq.ledger.ledger import Ledger
 from rollq_integrations.trl import grpo, rollq_reward
 from rollq_integrations.trl.rows import row_of
-from tests.rollq.agent_episodes import branching
+from tests.rollq.agent_episodes import branching, rewarded_apart
 from tests.rollq.groups import finish_groups
 from tests.rollq_integrations.player import SAMPLED, play_job, playing, queued
 from tests.rollq_integrations.tiny import SIZE, prompts, rollouts, trainer, weights
@@ -278,3 +278,8 @@ def test_a_rollout_of_several_traces_is_refused() -> None:
         row_of(branching(), 1.0, 0)
     row = row_of(branching(), 1.0, 0, "main")
     assert (row.completion_ids, row.env_mask) == ([10, 11, 4, 5, 12], [1, 1, 0, 0, 1])
+
+
+def test_agents_with_rewards_of_their_own_are_refused() -> None:
+    with pytest.raises(ContractError, match=r"its agents have rewards of their own.*TRL's synchr"):
+        row_of(rewarded_apart(), 1.0, 0, "main")

@@ -11,6 +11,7 @@ from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rollq.errors import ContractError, JobConflict, LedgerError, RolloutFailure, SettingsError
@@ -20,7 +21,7 @@ from rollq.ledger.replies import State
 from rollq.trajectory_extras import ROUTED_EXPERTS
 from rollq.wire.routed_experts import routed_experts
 from rollq_worker.tokens.tokenizer import BUNDLED
-from tests.rollq.agent_episodes import branching
+from tests.rollq.agent_episodes import branching, rewarded_apart
 from tests.rollq.routed_experts import ASKED, routed
 from tests.rollq.samples import job, play, reader, trajectory
 from tests.rollq.token_rows import episode, logprob_of, sampled_id
@@ -381,3 +382,14 @@ def test_a_lost_submission_is_made_again(loop: Make, ledger: Ledger) -> None:
         return await answered(ledger, asked)
 
     assert asyncio.run(lost()).reward_score == 1.0
+
+
+def test_agents_with_rewards_of_their_own_are_refused(verl: ModuleType) -> None:
+    with pytest.raises(ContractError, match=r"its agents have rewards of their own.*verl"):
+        verl.as_outputs(rewarded_apart(), 4)
+
+
+def test_rows_as_parquet_has_them_are_plain(verl: ModuleType) -> None:
+    items = np.array([{"n": np.int64(1), "tags": np.array(["a"]), "no": None}], dtype=object)
+    row = verl._row({"extra_info": {"rollq": {"task": 1, "env_args": {"items": items}}}})
+    assert row == {"task": 1, "env_args": {"items": [{"n": 1, "tags": ["a"]}]}}

@@ -15,7 +15,7 @@ from typing import Any
 from rollq import Batch, Group, Segment, SettingsError, Trajectory
 from rollq.events import Sampled, Stop
 from rollq.images import refuse_images
-from rollq.training.arrays import segment_experts
+from rollq.training.arrays import refuse_agent_rewards, segment_experts
 
 Sample = Any
 """slime.utils.types.Sample, which only slime's processes can import."""
@@ -106,9 +106,11 @@ def _samples(
     traces: str,
 ) -> list[Sample]:
     """A sample for each segment. slime wants routed experts as SGLang reports them: int32, and none
-    of the last token. Raises ContractError for an episode with images.
+    of the last token. Raises ContractError for an episode with images, or with agents that have
+    rewards of their own.
     """
     refuse_images(trajectory, "slime")
+    refuse_agent_rewards(trajectory, "slime")
     samples = [
         _sample(segment, trajectory, reward, group, index, steps)
         for segment in trajectory.segments(traces)

@@ -11,6 +11,7 @@ from typing import Any
 from rollq import ContractError, Job, Traces, Trajectory
 from rollq.images import refuse_images
 from rollq.pip_extras import needs
+from rollq.training.arrays import refuse_agent_rewards
 
 with needs("trl"):
     from datasets import Dataset
@@ -76,6 +77,7 @@ def row_of(
     job_id, segments = None, []
     if trajectory:
         refuse_images(trajectory, "TRL")
+        refuse_agent_rewards(trajectory, "TRL's synchronous trainer")
         job_id, segments = trajectory.job.id, trajectory.segments(traces)
     ids, response, logprobs, mask = [padding], [padding], [0.0], [0]
     if segments:

@@ -22,7 +22,7 @@ from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from rollq import Client, ContractError, Job, Segment, SettingsError, Trajectory
 from rollq.events import Observed, Sampled
 from rollq.images import refuse_images
-from rollq.training.arrays import segment_experts
+from rollq.training.arrays import refuse_agent_rewards, segment_experts
 
 
 @cache
@@ -118,9 +118,10 @@ def as_outputs(trajectory: Trajectory, step: int, traces: str = "all") -> list[d
     that of the weights with which the first and the last token were sampled, at the oldest and at
     the newest. verl's engines do not say theirs; then both are `step` - 1, the weights when the
     session began, so no token is taken for younger than it is. Raises ContractError for an episode
-    with images.
+    with images, or with agents that have rewards of their own.
     """
     refuse_images(trajectory, "verl")
+    refuse_agent_rewards(trajectory, "verl")
     segments = trajectory.segments(traces)
     if not segments:
         raise ContractError(
@@ -208,5 +209,6 @@ def _plain(values: Any) -> Any:
     if isinstance(values, str):
         return str(values)
     if hasattr(values, "tolist"):
-        return values.tolist()
+        listed = values.tolist()
+        return _plain(listed) if isinstance(listed, list) else listed
     return [_plain(value) for value in values] if hasattr(values, "__iter__") else values

@@ -66,6 +66,17 @@ def segment_experts(trajectory: Trajectory, traces: Traces = "all") -> list[Nump
     return [experts[slice(*bounds[segment.trace])] for segment in trajectory.segments(traces)]
 
 
+def refuse_agent_rewards(trajectory: Trajectory, trainer: str) -> None:
+    """Raises ContractError where agents have rewards of their own, which the adapter for this
+    trainer has no place for.
+    """
+    if trajectory.rewards:
+        raise ContractError(
+            f"job {trajectory.job.id}: its agents have rewards of their own, and rollq's adapter "
+            f"for {trainer} has one for the episode: train on batch.arrays()"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One row of the arrays: a segment, and what is known of its trajectory."""
@@ -187,6 +198,7 @@ def pad(
     *,
     pad_to: int | None = None,
     dtype: str = "int64",
+    by_turn: bool = False,
     version_steps: Mapping[str, int] = MappingProxyType({}),
     left_out: int = 0,
 ) -> PaddedArrays[Numpy]:
@@ -207,7 +219,7 @@ def pad(
             "leave such rows out (max_length=), or submit jobs with a smaller budget.max_tokens"
         )
     padding = [width - length for length in lengths]
-    flat, names = _end_to_end(rows, dtype, padding)
+    flat, names = _end_to_end(rows, dtype, padding, by_turn)
     scores = _teacher_scores([row.segment for row in rows], flat["mask"])
     per_token = {name: array.reshape(len(rows), width) for name, array in flat.items()}
     return PaddedArrays(
@@ -227,13 +239,18 @@ def pad(
 
 
 def pack(
-    rows: Sequence[Row], *, dtype: str, version_steps: Mapping[str, int], left_out: int
+    rows: Sequence[Row],
+    *,
+    dtype: str,
+    by_turn: bool,
+    version_steps: Mapping[str, int],
+    left_out: int,
 ) -> PackedArrays[Numpy]:
-    """The rows end to end."""
+    """The rows end to end. `by_turn`: see `_end_to_end`."""
     with needs("numpy"):
         import numpy as np
 
-    per_token, names = _end_to_end(rows, dtype, padding=[0] * len(rows))
+    per_token, names = _end_to_end(rows, dtype, [0] * len(rows), by_turn)
     offsets = np.array([0, *accumulate(row.length for row in rows)], "int64")
     positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
     return PackedArrays(
@@ -248,10 +265,10 @@ def pack(
 
 
 def _end_to_end(
-    rows: Sequence[Row], dtype: str, padding: Sequence[int]
+    rows: Sequence[Row], dtype: str, padding: Sequence[int], by_turn: bool
 ) -> tuple[dict[str, Numpy], tuple[str, ...]]:
     """The arrays with one entry per token, each row with so much padding, and the names of the
-    versions.
+    versions. `by_turn`: the rows' advantages are those of their turns.
     """
     import numpy as np
 
@@ -268,7 +285,7 @@ def _end_to_end(
         "logprobs": logprobs,
         "versions": versions,
     }
-    if any(not isinstance(row.advantage, float) for row in rows):
+    if by_turn:
         arrays["advantages"] = _turn_advantages(rows, mask)
     return arrays, tuple(names)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rollq.batch import Batch
 from rollq.errors import ContractError, SettingsError
 from rollq.training.arrays import PackedArrays, PaddedArrays
+from rollq.training.turn_credit import TurnCredit
 from tests.rollq.token_rows import (
     batch_of,
     batches,
@@ -172,6 +173,16 @@ def test_a_batch_whose_groups_are_all_skipped_has_no_rows() -> None:
     arrays, packed = batch_of().arrays(pad_to=8), batch_of().packed()
     assert arrays.tokens.shape == arrays.attention_mask.shape == (0, 8)
     assert (packed.tokens.shape, packed.offsets.tolist()) == ((0,), [0])
+    by_turn = batch_of().arrays(pad_to=8, advantages=TurnCredit())
+    assert by_turn.advantages.shape == by_turn.tokens.shape
+    assert batch_of().packed(advantages=TurnCredit()).advantages.shape == (0,)
+
+
+@pytest.mark.parametrize("width", [16.0, -3, "8", True])
+def test_a_width_that_is_no_number_of_tokens(width: Any) -> None:
+    for batch in (a_batch(), batch_of()):
+        with pytest.raises(ContractError, match="pad_to must be a whole number"):
+            batch.arrays(pad_to=width)
 
 
 @pytest.mark.parametrize("package", ["numpy", "torch"])

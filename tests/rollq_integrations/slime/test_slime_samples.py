@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from rollq.batch import Batch, Group
-from rollq.errors import SettingsError
+from rollq.errors import ContractError, SettingsError
 from rollq.events import Closed, Stop
 from rollq.training.arrays import segment_experts
 from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS
 from rollq.wire.routed_experts import routed_experts
 from rollq_integrations.slime import reward_post_process
-from rollq_integrations.slime.samples import batch_samples, check_arguments
+from rollq_integrations.slime.samples import batch_samples, check_arguments, group_samples
+from tests.rollq.agent_episodes import rewarded_apart
 from tests.rollq.routed_experts import ASKED
 from tests.rollq.routed_experts import routed as routed_events
 from tests.rollq.token_rows import (
@@ -281,3 +282,9 @@ def test_a_teachers_logprobs_are_where_slime_looks_for_them(slime: str) -> None:
         response = row.tokens[-row.response_length :]
         assert row.teacher_log_probs == [logprob_of(token) / 2 for token in response]
     assert batch_samples(made(PLAIN, PLAIN), 0, arguments())[0][0].teacher_log_probs is None
+
+
+def test_agents_with_rewards_of_their_own_are_refused(slime: str) -> None:
+    group = Group(id="g", seq=1, size=1, trajectories=[rewarded_apart()])
+    with pytest.raises(ContractError, match=r"its agents have rewards of their own.*slime"):
+        group_samples(group)

@@ -14,7 +14,7 @@ from rollq.env import Grade
 from rollq.errors import ContractError, EnvironmentFailure, RewardFailure
 from rollq.events import Replied, Sampled
 from rollq.job import Job
-from rollq.trajectory import Trajectory
+from rollq.trajectory import AGENT_REWARDS, Trajectory
 from rollq_worker.agents import growth
 from rollq_worker.episode.environment_checks import with_end
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeUser
@@ -200,6 +200,16 @@ def test_a_reward_function_has_the_last_word_on_each_reward() -> None:
     assert given[0].rewards == Graded.rewards
     with pytest.raises(RewardFailure, match="nan"):
         with_end(ungraded, made.closed, lambda *_: Grade(0.25, rewards={"blue": float("nan")}))
+
+
+@pytest.mark.parametrize("rewards", [{"red": "x"}, {"red": None}, 5, "red"])
+def test_rewards_in_the_info_are_checked_as_well(rewards: Any) -> None:
+    class Sloppy(Graded):
+        def grade(self) -> Grade:
+            return Grade(0.5, {AGENT_REWARDS: rewards})
+
+    with pytest.raises(EnvironmentFailure, match=r"environment\.grade: TypeError"):
+        played(game("red", "blue"), Engines(), environment=Sloppy())
 
 
 @pytest.mark.parametrize("name", ["rde", 1])

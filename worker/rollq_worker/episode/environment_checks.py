@@ -74,10 +74,13 @@ def _checked_info(grade: Grade) -> dict[str, Json]:
     agents.
     """
     info = dict(grade.info)
-    if grade.rewards:
-        for reward in grade.rewards.values():
+    rewards = grade.rewards or info.get(AGENT_REWARDS)
+    if rewards:
+        if not isinstance(rewards, Mapping):
+            raise TypeError(f"Grade.info[{AGENT_REWARDS!r}] is {rewards!r:.80}, not a mapping")
+        for reward in rewards.values():
             _check_reward(reward)
-        info[AGENT_REWARDS] = {str(name): float(reward) for name, reward in grade.rewards.items()}
+        info[AGENT_REWARDS] = {str(name): float(reward) for name, reward in rewards.items()}
     for key, value in info.items():
         try:
             json.dumps({key: value}, allow_nan=False)

@@ -14,6 +14,7 @@ from typing import Any
 
 from rollq.batch import Group
 from rollq.errors import FunctionError, SettingsError
+from rollq.events import Prompt
 from rollq.training.advantages import grpo
 from rollq.trajectory import Trajectory
 
@@ -51,10 +52,15 @@ def load(path: str) -> Callable[..., Any]:
 
 def unequal_rewards(group: Group) -> bool:
     """True if the rewards differ by more than rounding: dynamic sampling (DAPO, arXiv 2503.14476,
-    section 3.2). Where the episode has several agents, those of one are enough.
+    section 3.2). Where the episode has several agents, those of one that is trained are enough.
     """
-    models = group.trajectories[0].job.models
-    return any(any(grpo(group.rewards_of(model))) for model in ("", *models))
+    trained = {
+        event.model
+        for trajectory in group.trajectories
+        for event in trajectory.events
+        if isinstance(event, Prompt)
+    }
+    return any(any(grpo(group.rewards_of(model))) for model in trained)
 
 
 FILTERS: Mapping[str, Callable[[Group], bool]] = {"unequal_rewards": unequal_rewards}

@@ -5,6 +5,7 @@ may not.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from rollq import Group, Trajectory
 from rollq.client.consuming.functions import Filter, RewardFunction, load, unequal_rewards
 from rollq.errors import FunctionError, SettingsError
-from tests.rollq.samples import trajectory
+from rollq.trajectory import AGENT_REWARDS
+from tests.rollq.samples import job, trajectory
 
 
 @pytest.fixture
@@ -78,6 +80,22 @@ def test_the_built_in_filter_keeps_groups_with_something_to_learn() -> None:
     assert not unequal_rewards(rewarded(1.0, 1.0))
     assert not unequal_rewards(rewarded(1.0))
     assert not unequal_rewards(rewarded(0.1 + 0.2, 0.3))  # rounding
+
+
+def test_the_built_in_filter_looks_at_the_agents_that_are_trained() -> None:
+    own = {"red": {"adapter": "red"}, "blue": {"model": "frozen"}}
+
+    def played(red: float, blue: float, whole: float) -> Trajectory:
+        episode = trajectory(whole, job(agent="a.py:play", models=own))
+        prompt, *events, closed = episode.events
+        closed = replace(closed, info={AGENT_REWARDS: {"red": red, "blue": blue}})
+        return replace(episode, events=[replace(prompt, model="red"), *events, closed])
+
+    def kept(*members: Trajectory) -> bool:
+        return unequal_rewards(Group(id="g", seq=1, size=2, trajectories=[*members]))
+
+    assert kept(played(0.0, 1.0, 1.0), played(1.0, 1.0, 1.0))
+    assert not kept(played(0.5, 1.0, 1.0), played(0.5, 0.0, 0.0))
 
 
 def test_a_filter_has_the_name_under_which_it_counts(module: Path) -> None:

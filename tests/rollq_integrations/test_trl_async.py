@@ -9,7 +9,7 @@ import torch
 from transformers import TrainerCallback
 
 from examples.trl_on_cpu import use_cpu
-from rollq import Client, Job, TurnCredit
+from rollq import Batch, Client, Job, TurnCredit
 from rollq.client.waits import REPEAT_S
 from rollq.errors import LedgerError, PullTimeout, SettingsError
 from rollq.ledger.ledger import Ledger
@@ -272,3 +272,25 @@ def test_the_worker_waits_while_the_trainer_is_behind(
     assert len({sample.group_id for sample in samples}) == 4
     assert [sum(sample.completion_mask) for sample in samples] == [SAMPLED] * 128
     assert {len(sample.input_ids) - len(sample.old_log_probs) for sample in samples} == {0}
+
+
+def test_a_checkpoint_goes_on_behind_a_batch_in_which_nothing_was_sampled(
+    client: Client, ledger: Ledger, tmp_path: Path
+) -> None:
+    """It holds batch 0, and a part of batch 2."""
+    submit(client, ledger, 4)
+    worker = RolloutWorker(client, name="t")
+    put, steps = worker._put, list[int]()
+
+    def put_all_but_one(batch: Batch, skip: int) -> int:
+        steps.append(batch.step)
+        return 0 if batch.step == 1 else put(batch, skip)
+
+    worker._put = put_all_but_one  # type: ignore[method-assign]
+    worker._temperature, worker._done, worker._into, worker._synced = 1.0, 0, 1, [0]
+    with client.consumer(name="t") as consumer:
+        consumer.next(1, 60)
+    worker.start()
+    until(lambda: worker._error is not None or len(steps) >= 3)
+    worker.stop()
+    assert worker._error is None and steps[:2] == [1, 2]

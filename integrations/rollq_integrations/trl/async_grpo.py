@@ -258,6 +258,7 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def _run(self) -> None:
         skip = self._into  # samples that the checkpoint holds
+        expected = self._done + 1
         try:
             with self.client.consumer(
                 name=self._name,
@@ -267,12 +268,13 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
                 while not self._stopping.is_set():
                     consumer.ack(up_to=self._kept)
                     if batch := self._next(consumer):
-                        if skip and batch.step != self._done + 1:
+                        if skip and batch.step != expected:
                             raise LedgerError(
                                 f"run {self.client.run}: the checkpoint holds a part of batch "
-                                f"{self._done + 1}, which a later one acknowledged: resume from "
-                                "the latest checkpoint, or start a new run"
+                                f"{expected}, which a later one acknowledged: resume from the "
+                                "latest checkpoint, or start a new run"
                             )
+                        expected += 1  # one in which nothing was sampled has no part
                         skip -= self._put(batch, skip)
                 consumer.ack(up_to=self._kept)
         except Exception as e:  # raised in the trainer's thread

@@ -9,8 +9,9 @@ def last_checkpoint(folder: str | Path) -> str | None:
 
     A trainer that is killed may leave one without its last file, trainer_state.json.
     """
-    complete = [file.parent for file in Path(folder).glob("checkpoint-*/trainer_state.json")]
-    if not complete:
-        return None
-    newest = max(complete, key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
-    return str(newest)
+    complete: dict[int, Path] = {}
+    for file in Path(folder).glob("checkpoint-*/trainer_state.json"):
+        step = file.parent.name.removeprefix("checkpoint-")
+        if step.isdecimal():  # else it is a copy of yours
+            complete[int(step)] = file.parent
+    return str(complete[max(complete)]) if complete else None

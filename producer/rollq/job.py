@@ -279,6 +279,8 @@ class Job(Identified):
             elif not isinstance(value, kind):
                 kind_name = KIND_NAMES.get(kind, f"a {kind.__name__}")
                 raise self._error(f"{name} must be {kind_name}, not {value!r:.100}")
+            elif kind is str:  # the str() of an enum may be another text
+                object.__setattr__(self, name, str.__str__(value))
 
     def _check_names(self) -> None:
         for name in ("env", "split", "agent", "queue"):

@@ -82,7 +82,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_url(self.redis_url)
-        if not urlsplit(self.broker_url).scheme:
+        if not _scheme(self.broker_url):
             raise SettingsError(
                 f"ROLLQ_BROKER_URL: not the address of a broker: {mask_url(self.broker_url)}"
             )
@@ -143,13 +143,21 @@ def engine_address(text: str, where: str = "ROLLQ_ENGINE_URL") -> str:
     return text.rstrip("/")
 
 
+def _scheme(url: str) -> str:
+    """The scheme of an address; empty for a text that is none."""
+    try:
+        return urlsplit(url).scheme
+    except ValueError:  # its text may hold the password
+        return ""
+
+
 def _address(env: Mapping[str, str], name: str) -> str | None:
     """The value of a variable, or the content of the file that its twin, `..._FILE`, names."""
     path = env.get(name + IN_FILE)
     if path is None or name in env:
         return env.get(name)
     try:
-        text = Path(path).read_text().strip()
+        text = Path(path).read_text("utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as e:
         raise SettingsError(
             f"{name}{IN_FILE}: {path} cannot be read: {getattr(e, 'strerror', None) or e}"

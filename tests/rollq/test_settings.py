@@ -52,7 +52,7 @@ def test_addresses_in_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     address.write_text("redis://u:p@h:1/2\n")
     monkeypatch.setenv("ROLLQ_REDIS_URL_FILE", str(address))
     assert Settings.from_env().redis_url == Settings.from_env().broker_url == "redis://u:p@h:1/2"
-    broker.write_text("redis://b")
+    broker.write_text("\ufeffredis://b\r\n", "utf-8")
     monkeypatch.setenv("ROLLQ_BROKER_URL_FILE", str(broker))
     assert Settings.from_env().broker_url == "redis://b"
     monkeypatch.setenv("ROLLQ_REDIS_URL", "redis://said")
@@ -104,6 +104,8 @@ def test_a_file_without_an_address(
         ("USER_ENDPOINTS", "http://h/v1,api-key=sk-SECRET"),
         ("USER_ENDPOINTS", "http://h/v1,sk-SECRET"),
         ("USER_ENDPOINTS", "a=http://h/v1,key_file="),
+        ("BROKER_URL", "amqp://me:SECRET]@h:5672//"),
+        ("BROKER_URL", "amqp://me:SECRET\u2100@h:5672//"),
         ("MODEL_ENGINES", "http://h:1"),
         ("MODEL_ENGINES", "a="),
         ("MODEL_ENGINES", "a b=http://h:1"),

@@ -3,13 +3,16 @@
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 import pytest
 
 import rollq
-from rollq import errors
+from rollq import Client, errors
 from rollq.job import Budget, Job, parse_id
+from rollq.wire.codec import decode_job, encode_job
 from tests.rollq.samples import job
 
 
@@ -188,3 +191,20 @@ def test_a_whole_number_of_numpy_is_an_int() -> None:
     for wrong in (numpy.float64(3), numpy.bool_(True), "3", 3.0):
         with pytest.raises(errors.ContractError, match="task must be a whole number"):
             Job(env="shop", task=wrong)
+
+
+class Name(str, Enum):  # noqa: UP042
+    """As programs for Python before 3.11 write it: its str() is another text."""
+
+    RUN = "my-run"
+    KEY = "temperature"
+
+
+def test_the_values_of_an_enum_are_texts(redis_url: str) -> None:
+    made = Job(env="shop", task=0, run=Name.RUN, sampling={Name.KEY: 0.5})
+    made = replace(made, env_args={Name.RUN: [Name.KEY]})
+    assert (made.id, f"{made.run}") == ("my-run//0", "my-run")
+    read = decode_job(encode_job(made))
+    assert (read.sampling, read.env_args) == ({"temperature": 0.5}, {"my-run": ["temperature"]})
+    with Client(redis_url, run=Name.RUN) as client:
+        assert f"{client.run}" == "my-run"

@@ -49,6 +49,11 @@ def check_wanted(groups: int, timeout: float | None) -> None:
     many seconds.
     """
     whole_number("groups", groups, at_least=1)
+    check_timeout(timeout)
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raises ContractError unless it is a number of seconds or None."""
     if timeout is not None and (not isinstance(timeout, int | float) or timeout != timeout):
         raise ContractError(f"timeout must be a number of seconds or None, not {timeout!r}")
 

@@ -5,6 +5,7 @@ It shares only Redis with the workers. A restarted client continues: its state i
 
 from __future__ import annotations  # the types are imported only for type checkers
 
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from threading import Event
@@ -90,7 +91,7 @@ class Client:
 
         check_client(run, hold_s)
         settings = Settings.from_env(url, broker_url)
-        self.run = run
+        self.run = run = str.__str__(run)  # the text of an enum's str() may be another
         connection = connect(settings.redis_url, patience_s=0)
         self._ledger = Ledger(connection, run)
         self._reader = LedgerReader(connection, run)
@@ -399,11 +400,12 @@ class Client:
 
     def set_engines(self, name: str, urls: Iterable[str]) -> None:
         """Makes these the engines of workers that were started with `--engine redis:NAME`, in every
-        run.
+        run. Raises SettingsError for a wrong name or address.
         """
-        from rollq.ledger.workers.engine_addresses import set_addresses
+        from rollq.ledger.workers.engine_addresses import check_addresses, set_addresses
 
-        self._retry(lambda: set_addresses(self._ledger.redis, name, {*urls}))
+        addresses = check_addresses(name, urls)
+        self._retry(lambda: set_addresses(self._ledger.redis, name, addresses))
 
     def dead(self, limit: int | None = 1000) -> list[DeadLetter]:
         """The jobs that ended without a grade, the latest first."""
@@ -417,7 +419,7 @@ class Client:
         it.
         """
         for job_id in check_ids(job_ids):
-            self._retry(partial(self._dead_letters.requeue, job_id))
+            self._retry(partial(self._dead_letters.requeue, job_id, uuid.uuid4().hex))
 
     def cancel(
         self, job_ids: Iterable[str] | None = None, *, group: str | None = None, run: bool = False

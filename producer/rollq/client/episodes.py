@@ -29,6 +29,7 @@ from rollq.job import Job
 from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
+from rollq.numbers import whole_number
 from rollq.servers.retry import RetryLoop, try_briefly
 from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS
@@ -63,6 +64,7 @@ class Episodes:
         self._deliveries = Deliveries(ledger.redis, ledger.run)
         self._keep_steps = keep_steps
         self._closing = threading.Event()
+        self._lock = threading.Lock()
         self._retry = RetryLoop(wait=self._pause)
         self._new: queue.SimpleQueue[_Wanted | None] = queue.SimpleQueue()
         self._waiting: dict[str, list[_Wanted]] = {}
@@ -84,23 +86,27 @@ class Episodes:
         JobConflict when its id was submitted with other content, ContractError when its group has
         several members, and ClientClosed.
         """
-        if self._closing.is_set():
-            raise self._closed
+        whole_number("step", step, at_least=0)
         if job.members != 1:
             raise ContractError(
                 f"{job.title}: each episode is asked for by itself, and its group would have "
                 f"{job.members}: submit it with size 1 and without spare"
             )
         future: Future[Trajectory] = Future()
-        self._new.put(_Wanted(replace(job, run=self._run_name), step, future))
+        job = replace(job, run=self._run_name, group=job.group or job.task_name)
+        with self._lock:  # nothing is put behind the end
+            if self._closing.is_set():
+                raise self._closed
+            self._new.put(_Wanted(job, step, future))
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """Stops waiting: who still waits gets ClientClosed. What is being played goes on, and can
         be asked for again.
         """
-        self._closing.set()
-        self._new.put(None)
+        with self._lock:
+            self._closing.set()
+            self._new.put(None)
         try_briefly(self._thread.join)  # Redis may be away
 
     @property

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from rollq.client.arguments import check_timeout
 from rollq.client.producing.producer import Producer, check_version
 from rollq.client.tracking import Tracking
 from rollq.client.waits import WaitLog, explain
@@ -200,9 +201,11 @@ class Collector:
         deliveries = Deliveries(self.reader.redis, self.reader.run)
         token = f"{uuid.uuid4().hex[:16]}/0"
         ready = self.reader.standing(Purpose.EVAL).ready
-        with suppress(NotHeld):  # another consumer holds the group, and meets the same
+        try:
             deliveries.take(max(1, ready), token, purpose=Purpose.EVAL)
             deliveries.reject(token, unreadable, str(why))
+        except NotHeld:  # another consumer holds the group, and meets the same
+            deliveries.give_back([token], Purpose.EVAL)
 
     def _load(self) -> Sequence[TaskResult]:
         stored = self._store.load(self._name)
@@ -277,7 +280,13 @@ def begin(
         )
     collector = Collector(reader, jobs, name=name, version=version)
     # No limit to the groups: the tasks are counted, and workers may not be there yet.
-    return Evaluation(collector, lambda: producer.submit(jobs, 0, source_name(jobs)), tracking)
+    source = source_name(jobs)
+    return Evaluation(
+        collector,
+        lambda: producer.submit(jobs, 0, source),
+        lambda: producer.forget(source),
+        tracking,
+    )
 
 
 def _version(
@@ -305,11 +314,18 @@ class Evaluation:
     """
 
     def __init__(
-        self, collector: Collector, submit: Callable[[], object], tracking: Tracking | None
+        self,
+        collector: Collector,
+        submit: Callable[[], object],
+        forget: Callable[[], object],
+        tracking: Tracking | None,
     ) -> None:
-        """`submit` enters all jobs; those that Redis has stay as they are."""
+        """`submit` enters all jobs; those that Redis has stay as they are. `forget` is called once
+        they need not be entered again.
+        """
         self._collector = collector
         self._submit = submit
+        self._forget = forget
         self._tracking = tracking
         self._result: Result | None = None
         self._error: BaseException | None = None
@@ -326,10 +342,13 @@ class Evaluation:
     def result(self, timeout: float | None = None) -> Result:
         """The result, once all tries are graded or dead. It is stored with the run by then.
 
-        Raises PullTimeout after `timeout` seconds (None waits without end), and whatever ended the
-        evaluation early; the same call to `Client.evaluate` goes on with it.
+        Raises PullTimeout after `timeout` seconds (None waits without end), ContractError for a
+        timeout that is no number, and whatever ended the evaluation early; the same call to
+        `Client.evaluate` goes on with it.
         """
-        if not self._over.wait(timeout):
+        check_timeout(timeout)
+        longest_s = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+        if not self._over.wait(longest_s):
             collector = self._collector
             total = len(collector.jobs) * collector.jobs[0].size
             why = explain(collector.reader, Purpose.EVAL)
@@ -374,6 +393,7 @@ class Evaluation:
             pause = min(LONGEST_PAUSE_S, pause * 1.5)
         result = self._retry(collector.save)
         self._retry(collector.ack)
+        self._forget()
         if other := result.other_versions:
             tokens = ", ".join(f"{count} tokens of {name}" for name, count in other.items())
             log.warning(

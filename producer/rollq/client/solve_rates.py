@@ -59,7 +59,7 @@ class SolveRates:
         if step not in self._known:
             # A producer whose last groups Redis has lost stores the rates again before it submits.
             if not self._known:
-                self._producer.pin("solve rates", lambda: self._store.keep(self._known))
+                self._producer.pin("solve rates", lambda: self._store.keep(dict(self._known)))
             self._known[step] = self._retry(lambda: self._at(step))
             self._seen.update(self._known[step])
         return {task: rate for task, (_, rate) in self._known[step].items()}

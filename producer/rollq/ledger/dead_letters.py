@@ -53,14 +53,14 @@ class DeadLetters:
         replies = self.scripts.guard(self.keys.dead, pipe.execute)
         return dict(zip(job_ids, replies, strict=True))
 
-    def requeue(self, job_id: str) -> None:
+    def requeue(self, job_id: str, token: str = "") -> None:
         """Queues a dead job again, with no failures and an empty journal. The old journal is set
-        aside.
+        aside. `token`: a name of this call, to make it again.
 
         Its group comes back if it was dropped. Raises LedgerError when the job is not dead or was
         discarded, or when its group was made ready without it.
         """
-        self._act(job_id, "requeued", "requeue", uuid.uuid4().hex)
+        self._act(job_id, "requeued", "requeue", token or uuid.uuid4().hex)
         self.scripts.command("zadd", ACTIVE, {self.run: time.time()})
 
     def discard(self, job_id: str) -> None:

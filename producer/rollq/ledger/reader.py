@@ -207,11 +207,11 @@ class LedgerReader:
             job, group, acked, journal = self._read_job(job_id, transaction=True)
         except Unwritable:  # a Redis that is out of memory refuses even to read in MULTI
             job, group, acked, journal = self._read_job(job_id, transaction=False)
-        if not job:
-            return self._acked_job(job_id, acked)
         if acked:
             group["state"] = b"acked"
         try:
+            if not job:
+                return self._acked_job(job_id, acked)
             return self._job_state(job_id, job, group, journal)
         except (KeyError, ValueError) as e:
             raise LedgerError(
@@ -229,7 +229,7 @@ class LedgerReader:
         pipe.hmget(self.keys.group(group), GROUP_FIELDS)
         pipe.get(self.keys.acked(group))
         raw, entries, prompts, values, acked = self.scripts.guard(f"job {job_id}", pipe.execute)
-        job = {name.decode(): value for name, value in raw.items()}
+        job = {text(name): value for name, value in raw.items()}
         group_record = dict(zip(GROUP_FIELDS, values, strict=True))
         return job, group_record, acked, joined(entries, prompts, job_id)
 

@@ -172,10 +172,14 @@ class EmbeddedRedis:
                 )
                 if self._up(deadline):
                     return
+                how = self.child.how_it_ended()
+                if self.child.exit_code is None:
+                    how = f"redis did not answer within {START_S:g} s; its log ends so:\n"
+                    how += self.child.tail()
                 taken = "in use" in self.child.tail()
                 self.child.stop()
                 if not taken:
-                    raise RollqError(self.child.how_it_ended())
+                    raise RollqError(how)
         except BaseException:
             self.stop()
             raise

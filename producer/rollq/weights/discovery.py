@@ -3,8 +3,8 @@
 import urllib.parse
 from collections.abc import Callable
 
-from rollq.errors import SyncError
-from rollq.urls import mask_url
+from rollq.errors import SettingsError, SyncError
+from rollq.urls import is_http, mask_url
 from rollq.weights.engine_control import (
     CONTROL_TIMEOUT_S,
     NOT_FOUND,
@@ -17,6 +17,15 @@ from rollq.weights.vllm import VllmEngine
 
 ROUTER_TIMEOUT_S = 10.0
 """Limit in seconds for a router's list of engines."""
+
+
+def check_engine_url(url: str) -> None:
+    """Raises SettingsError unless it is the address of an engine or a router, without a login."""
+    if not is_http(url) or "@" in urllib.parse.urlsplit(url).netloc:
+        raise SettingsError(
+            f"not the address of an engine, like http://HOST:PORT: {mask_url(url)} (a key "
+            "goes into a file)"
+        )
 
 
 def engines_at(
@@ -57,10 +66,12 @@ def engines_at(
 
 def router_engines(url: str) -> list[str]:
     """The addresses of the engines behind SGLang's router. Raises SyncError when it does not list
-    them.
+    them, SettingsError for a wrong address.
     """
+    check_engine_url(url)
     try:
-        answer = ControlConnection(url, None).call("GET", "/workers", timeout_s=ROUTER_TIMEOUT_S)
+        router = ControlConnection(url.rstrip("/"), None)
+        answer = router.call("GET", "/workers", timeout_s=ROUTER_TIMEOUT_S)
         if not answer.ok:
             raise ControlFailure(answer.refusal())
         return sorted(str(worker["url"]).rstrip("/") for worker in answer.body["workers"])

@@ -16,12 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 from rollq.errors import SettingsError, SyncError
 from rollq.job import NAME, served_adapter
-from rollq.urls import is_http, mask_url
-from rollq.weights.discovery import engines_at
+from rollq.urls import mask_url
+from rollq.weights.discovery import check_engine_url, engines_at
 from rollq.weights.engine_control import (
     CONTROL_TIMEOUT_S,
     ControlFailure,
@@ -88,7 +87,7 @@ class Fleet:
                 raise SettingsError(
                     f"{mask_url(url)} is there twice: a fleet needs each of its engines once"
                 )
-            _check_url(url)
+            check_engine_url(url)
         self._key = _read_key(Path(api_key_file)) if api_key_file is not None else None
         if pause not in [*PauseMode]:
             raise SettingsError(f"a pause is {', '.join(PauseMode)}, not {pause!r}")
@@ -408,14 +407,6 @@ def _checked_adapter(name: str) -> str:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise SettingsError(f"the name of an adapter must match {NAME.pattern}, not {name!r}")
     return name
-
-
-def _check_url(url: str) -> None:
-    if not is_http(url) or "@" in urlsplit(url).netloc:
-        raise SettingsError(
-            f"not the address of an engine, like http://HOST:PORT: {mask_url(url)} (a key "
-            "goes into a file)"
-        )
 
 
 def _read_key(file: Path) -> str:

@@ -46,14 +46,17 @@ little-endian.
 """
 
 _SWAP = sys.byteorder == "big"
+_SIMPLE = (bool, type(None))
 
 
 def plain(value: Json, where: str, depth: int = 0) -> Json:
     """A copy of a JSON value in lists and dicts. Raises ContractError for other values."""
     if depth > MAX_DEPTH:
         raise ContractError(f"{where}: nested more than {MAX_DEPTH} deep")
-    if value is None or isinstance(value, str | bool):
+    if isinstance(value, _SIMPLE):
         return value
+    if isinstance(value, str):
+        return str.__str__(value)  # an enum's own str() is another text
     if isinstance(value, int | float):
         return _plain_number(value, where)
     if isinstance(value, Mapping):
@@ -61,7 +64,7 @@ def plain(value: Json, where: str, depth: int = 0) -> Json:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise ContractError(f"{where}: the key {key!r} is not a string")
-            copy[str(key)] = plain(item, where, depth + 1)
+            copy[str.__str__(key)] = plain(item, where, depth + 1)
         return copy
     if isinstance(value, list | tuple):
         return [plain(item, where, depth + 1) for item in value]

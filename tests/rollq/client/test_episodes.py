@@ -3,12 +3,14 @@
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rollq.client import episodes as module
 from rollq.client.client import Client
 from rollq.errors import ClientClosed, ContractError, JobConflict, LedgerError
+from rollq.job import Job
 from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
 from rollq.trajectory import Trajectory
@@ -16,8 +18,8 @@ from tests.rollq.samples import job, play, reader
 from tests.servers import Server
 
 
-async def submitted(ledger: Ledger, group: str) -> None:
-    while reader(ledger).group_states([group]) != ["open"]:
+async def submitted(ledger: Ledger, *groups: str) -> None:
+    while {*reader(ledger).group_states(groups)} != {"open"}:
         await asyncio.sleep(0.02)
 
 
@@ -81,6 +83,22 @@ def test_a_job_of_a_group_of_several_is_refused(client: Client, several: dict[st
     assert client.stats()["submitted"] == 0
 
 
+@pytest.mark.parametrize("step", [None, "1", -1])
+def test_a_wrong_step_is_refused_and_costs_no_other(
+    client: Client, ledger: Ledger, step: Any
+) -> None:
+    async def both() -> Trajectory:
+        episodes = client.episodes(1)
+        playing = asyncio.create_task(episodes.play(job(0, "g", size=1), 0))
+        await submitted(ledger, "g")
+        with pytest.raises(ContractError, match="step must be a whole number"):
+            await episodes.play(job(0, "h", size=1), step)
+        play(ledger, "r/g/0")
+        return await asyncio.wait_for(playing, 10)
+
+    assert asyncio.run(both()).job.id == "r/g/0"
+
+
 def test_a_client_that_closes_ends_the_waits(client: Client, ledger: Ledger) -> None:
     async def closed() -> None:
         episodes = client.episodes(1)
@@ -111,3 +129,17 @@ def test_a_client_closes_while_redis_is_away(tmp_path: Path) -> None:
         waiting.cancel()
 
     asyncio.run(left())
+
+
+def test_jobs_without_a_group_are_groups_of_their_own(client: Client, ledger: Ledger) -> None:
+    async def both() -> list[Trajectory]:
+        episodes = client.episodes(1)
+        names = [f"shop.train.{task}" for task in range(2)]
+        waits = [episodes.play(Job(env="shop", task=task, size=1), 0) for task in range(2)]
+        playing = asyncio.gather(*waits)
+        await submitted(ledger, *names)
+        for name in names:
+            play(ledger, f"r/{name}/0")
+        return await asyncio.wait_for(playing, 10)
+
+    assert [episode.job.task for episode in asyncio.run(both())] == [0, 1]

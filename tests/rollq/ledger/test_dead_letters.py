@@ -3,8 +3,10 @@ is cancelled.
 """
 
 import json
+from typing import Any
 
 import pytest
+import redis
 
 from rollq import cli
 from rollq.client.client import Client
@@ -14,6 +16,7 @@ from rollq.ledger.keys import ACTIVE, RUNS
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.replies import State
+from rollq.ledger.scripts import Scripts
 from rollq.ledger.workers.time_spent import report_time
 from tests.rollq.groups import ack, take
 from tests.rollq.samples import claim, events, group, journal, play, reader, reap
@@ -49,6 +52,23 @@ def balanced(ledger: Ledger) -> None:
 
 
 class TestRequeue:
+    def test_a_call_whose_reply_was_lost_can_be_made_again(
+        self, client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ledger.submit(group())
+        kill(ledger, "r/g/0")
+        call, lost = Scripts.call, ["a reply"]
+
+        def lose_a_reply(self: Scripts, name: str, *args: Any) -> Any:
+            reply = call(self, name, *args)
+            if name == "requeue" and lost:
+                raise redis.ConnectionError(f"lost {lost.pop()}")
+            return reply
+
+        monkeypatch.setattr(Scripts, "call", lose_a_reply)
+        client.requeue(["r/g/0"])
+        assert not lost and reader(ledger).stats()["requeued"] == 1
+
     def test_a_fresh_start_in_an_open_group(self, ledger: Ledger, letters: DeadLetters) -> None:
         ledger.submit(group())
         kill(ledger, "r/g/0")

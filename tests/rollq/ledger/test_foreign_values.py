@@ -166,3 +166,10 @@ def test_a_size_that_no_group_has_takes_no_memory(ledger: Ledger, field: str, va
     assert {"r/h/0", "r/h/1"} <= rows.keys()
     with pytest.raises(LedgerError, match=rf"group:g has no readable {field}"):
         reap(ledger)
+
+
+@pytest.mark.parametrize("record", [b"garbage", b"1 x t d e", b"\xff"])
+def test_the_record_of_an_acknowledged_group(ledger: Ledger, record: bytes) -> None:
+    ledger.redis.set(ledger.keys.acked("g"), record)
+    with pytest.raises(LedgerError, match=r"job r/g/0: .*cannot be read"):
+        reader(ledger).job("r/g/0")

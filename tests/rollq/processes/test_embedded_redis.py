@@ -151,3 +151,12 @@ def test_a_file_that_is_damaged_elsewhere_is_left_as_it_is(tmp_path: Path, damag
     with pytest.raises(RollqError, match="redis ended early"):
         EmbeddedRedis(tmp_path)
     assert file.read_bytes() == left
+
+
+def test_a_server_that_does_not_answer_in_time_is_not_said_to_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(embedded_redis, "START_S", 0.3)
+    monkeypatch.setattr(embedded_redis, "command", lambda port, folder: ["sleep", "60"])
+    with pytest.raises(RollqError, match=r"redis did not answer within 0\.3 s"):
+        EmbeddedRedis()

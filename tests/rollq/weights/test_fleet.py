@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollq.errors import SettingsError, SyncError
-from rollq.weights import Fleet
+from rollq.weights import Fleet, router_engines
 from tests.conftest import free_port
 from tests.rollq.weights.fake_engines import HANG, OLD, FakeEngine, FakeSmg, serving
 from tests.waiting import until
@@ -249,6 +249,15 @@ class TestFailures:
         with serving(router) as urls:
             (reason,) = failing(Fleet(urls)).failed.values()
         assert reason.startswith("/v1/rl/workers does not name")
+
+    def test_the_engines_behind_a_router(self) -> None:
+        router = FakeEngine()
+        router.answers["/workers"] = (200, {"workers": [{"url": "http://a:1/"}]})
+        with serving(router) as urls:
+            assert router_engines(f"{urls[0]}/") == ["http://a:1"]
+        for wrong in ("foo", "http://me:secret@h:1"):
+            with pytest.raises(SettingsError, match="not the address of an engine"):
+                router_engines(wrong)
 
     def test_an_smg_without_workers(self) -> None:
         with serving(FakeSmg()) as urls:

@@ -170,8 +170,13 @@ class Producer:
         self.pin_again()
         if source is None:
             return _total(self._submissions(jobs, ahead, self._own))
-        self._sources[source] = Source(source, self._retry(lambda: self._ledger.cursor(source)))
-        return _total(self._submissions(jobs, ahead, self._sources[source]))
+        named = Source(source, self._retry(lambda: self._ledger.cursor(source)))
+        self._sources[source] = named
+        return _total(self._submissions(jobs, ahead, named))
+
+    def forget(self, source: str) -> None:
+        """Keeps nothing of a source whose groups need not be submitted again."""
+        self._sources.pop(source, None)
 
     def refill(self, jobs: Iterable[Job], times: int, ahead: int) -> Submission:
         """Replaces dropped groups, as `Client.refill` describes it."""
@@ -212,11 +217,12 @@ class Producer:
         while True:
             for source in list(self._sources.values()):
                 _total(self._enter(None, 0, source))
-            cursors = {name: source.position.cursor for name, source in self._sources.items()}
+            sources = dict(self._sources)  # another thread may submit an evaluation
+            cursors = {name: source.position.cursor for name, source in sources.items()}
             try:
                 return self._retry(partial(self._ledger.seal, cursors))
             except Gap as gap:
-                source = self._sources[gap.source]
+                source = sources[gap.source]
                 with source.lock:
                     self._go_back(source, gap)
 

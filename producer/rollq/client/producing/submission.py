@@ -16,10 +16,11 @@ from functools import partial
 from typing import Any
 
 from rollq.errors import ContractError, Gap, JobConflict
-from rollq.job import Job
+from rollq.job import MAPPINGS, Job
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Cursor
 from rollq.servers.retry import RetryLoop
+from rollq.wire.blob import plain
 from rollq.wire.codec import job_digest
 
 PAGE = 1000
@@ -61,7 +62,10 @@ def _with_names(job: Job, run: str, index: int) -> Job:
             raise ContractError(
                 f"{job.title}: belongs to run {job.run}, this client is of run {run}"
             )
-        return replace(job, run=run, group=job.group or job.task_name)
+        # Copies: a generator may use one mapping again for its next job.
+        mappings = {name: getattr(job, name) for name in MAPPINGS}
+        copies = {name: plain(value, name) for name, value in mappings.items() if value}
+        return replace(job, run=run, group=job.group or job.task_name, **copies)
     except ContractError as e:
         raise ContractError(f"jobs[{index}]: {e}") from e
 

@@ -4,10 +4,12 @@ redis:NAME`.
 No job's state depends on them.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollq.errors import SettingsError
+from rollq.job import NAME
 from rollq.ledger.keys import ENGINES
 from rollq.servers.refusal import guarded
 from rollq.settings import FILE, REDIS, engine_address
@@ -37,6 +39,22 @@ def remove_address(client: "redis.Redis", name: str, url: str) -> None:
     guarded(ENGINES + name, lambda: client.srem(ENGINES + name, url), REMEDY)
 
 
+def check_addresses(name: str, urls: Iterable[str]) -> set[str]:
+    """The addresses of a list of that name. Raises SettingsError for a wrong name, and for one
+    that is no engine's.
+    """
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise SettingsError(f"the name of a list of engines must match {NAME.pattern}: {name!r}")
+    where = f"the engines {name}"
+    if isinstance(urls, str):
+        raise SettingsError(f"{where}: addresses belong in a list, not in a text: [{urls!r}]")
+    addresses = {engine_address(url, where) for url in urls}
+    for url in addresses:
+        if url.startswith((FILE, REDIS)):
+            raise SettingsError(f"{where}: {url}: a list of engines has no lists in it")
+    return addresses
+
+
 def set_addresses(client: "redis.Redis", name: str, urls: set[str]) -> None:
     """Makes these the only ones. Raises LedgerError."""
     for url in urls:
@@ -55,7 +73,7 @@ def read_list(source: str, client: Any) -> tuple[str, ...]:
         lines = read_addresses(client, source.removeprefix(REDIS))
     else:
         try:
-            lines = Path(source.removeprefix(FILE)).read_text().splitlines()
+            lines = Path(source.removeprefix(FILE)).read_text("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as e:
             raise SettingsError(str(e)) from e
     addresses = []

@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rollq.client.client import Client
 from rollq.client.producing import submission
-from rollq.client.producing.submission import replacements
+from rollq.client.producing.submission import replacements, whole_groups
 from rollq.errors import ContractError, JobConflict, LedgerError
 from rollq.job import SEED_STRIDE, Job
 from rollq.ledger.dead_letters import DeadLetters
@@ -198,3 +199,15 @@ def test_a_sealed_run_takes_no_replacement(client: Client, ledger: Ledger) -> No
     client.seal()
     with pytest.raises(LedgerError, match="sealed"):
         client.refill([job(0, "a")])
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_mapping_that_is_used_again_has_what_it_had(size: int) -> None:
+    def jobs() -> Iterator[Job]:
+        args: dict[str, Any] = {}
+        for level in range(3):
+            args["level"] = level
+            yield Job(env="shop", task=level, size=size, env_args=args)
+
+    groups = list(whole_groups(jobs(), "r"))
+    assert [group[0].env_args["level"] for group in groups] == [0, 1, 2]

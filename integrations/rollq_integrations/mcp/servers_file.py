@@ -32,7 +32,7 @@ def mcp_servers(file: str | Path) -> Callable[[], Tools]:
     has no such value or does not belong to its kind of server.
     """
     try:
-        servers = json.loads(Path(file).read_text())["mcpServers"]
+        servers = json.loads(Path(file).read_text("utf-8-sig"))["mcpServers"]
         openers = {name: _opener(_with_variables(server)) for name, server in servers.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise JobFailure(f"{file} is not a file of MCP servers: {type(e).__name__}: {e}") from e

@@ -8,6 +8,7 @@ crash, and prints the result again at any time.
 import argparse
 import contextlib
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -316,7 +317,7 @@ def _show_commands(
 
     def command(job_id: str) -> str:
         if job_id in lines:
-            return f"rollq show {args.out}:{lines[job_id]}"
+            return f"rollq show {shlex.quote(f'{args.out}:{lines[job_id]}')}"
         if job_id in acked:
             return f"{job_id} (its trajectory has left Redis)"
         return f"rollq show {job_id}"

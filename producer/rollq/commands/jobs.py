@@ -4,6 +4,8 @@ others.
 
 import argparse
 import json
+import uuid
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -160,8 +162,13 @@ def _requeue(args: argparse.Namespace) -> int:
     run, jobs = _run_and_jobs(args)
     with open_run(args, run) as reader:
         letters = DeadLetters(reader.redis, run)
+        tokens: defaultdict[str, str] = defaultdict(lambda: uuid.uuid4().hex)
         return _act_on_each(
-            args, run, jobs or letters.ids(args.failure), letters.requeue, "requeued"
+            args,
+            run,
+            jobs or letters.ids(args.failure),
+            lambda job_id: letters.requeue(job_id, tokens[job_id]),
+            "requeued",
         )
 
 

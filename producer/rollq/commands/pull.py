@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import sys
 import time
 from collections import Counter
@@ -313,5 +314,5 @@ def _report(args: argparse.Namespace, pull: Pull) -> None:
         print(f"{repeated} of them were in {args.out} already, and are not written twice")
     next_line = f"rollq stats --run {args.run_name}"
     if result["groups"] and args.out:
-        next_line = f"rollq show {args.out}:1"
+        next_line = f"rollq show {shlex.quote(f'{args.out}:1')}"
     print(f"next: {next_line}")

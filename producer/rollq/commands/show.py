@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         for line in Transcript(record, colour=colour).lines(facts):
             print(line)
-    except (KeyError, TypeError, ValueError) as e:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         raise ContractError(
             f"{args.what} is not an exported trajectory: {type(e).__name__} {e}"
         ) from e
@@ -136,9 +136,9 @@ def run_of(job_id: str) -> str:
 def parse_file_line(what: str) -> tuple[Path, int] | None:
     """The file and the number of the line, from 1. None when `what` names a job."""
     name, colon, number = what.rpartition(":")
-    if colon and number.isdecimal() and Path(name).is_file():
+    if colon and number.isdecimal() and os.path.isfile(name):
         return Path(name), int(number)
-    if Path(what).is_file():
+    if os.path.isfile(what):  # Path.is_file raises for a name that is too long
         return Path(what), 1
     if ".jsonl" in what:
         raise SettingsError(f"there is no file {what}")

@@ -4,6 +4,7 @@ changes nothing.
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -220,7 +221,11 @@ def _worker_line(plan: Plan) -> str:
         "--tokenizer": plan.keys.tokenizer,
         "--template": plan.keys.template,
     }
-    return "rollq worker" + "".join(f" {flag} {value}" for flag, value in flags.items() if value)
+    line = "rollq worker"
+    for flag, value in flags.items():
+        if value:
+            line += f" {flag} {shlex.quote(value)}"
+    return line
 
 
 def _typed_file(name: str) -> str:

@@ -144,7 +144,6 @@ def _check_run(args: argparse.Namespace) -> None:
         versions = Versions(reader.redis, reader.run)
         versions.check_name(args.step, args.version)
         of_run = versions.adapter()
-    of_run = versions.adapter()
     if of_run not in (None, args.adapter or ""):
         remedy = "leave --adapter out, or use another run"
         if of_run:

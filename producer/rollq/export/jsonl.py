@@ -141,7 +141,7 @@ def is_torn(line: bytes) -> bool:
         return False
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return START.startswith(line[: len(START)])
     return False
 

@@ -15,7 +15,7 @@ from math import inf
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from rollq.errors import RollqError, SettingsError
+from rollq.errors import ContractError, RollqError, SettingsError
 from rollq.export.jsonl import Identity, is_torn, parse_line
 from rollq.export.record import digest, encode
 from rollq.trajectory import Trajectory
@@ -110,7 +110,11 @@ class TrajectoryFile:
                 record = parse_line(line, f"{self.path}:{number}", Identity)
                 began = record.get("began")
                 start = began if isinstance(began, float) else 0.0
-                self._written.add([(record["job"], digest(line.rstrip(b"\n") + b"\n"), start)])
+                written = record["job"], digest(line.rstrip(b"\n") + b"\n"), start
+                try:
+                    self._written.add([written])
+                except UnicodeEncodeError as e:
+                    raise ContractError(f"{self.path}:{number}: its job is no text: {e}") from e
                 end += len(line)
         if line.endswith(b"\n"):
             return end
@@ -145,7 +149,13 @@ class TrajectoryFile:
                 f"cannot write {self.path}: {e.strerror or e}. It holds everything that was "
                 "acknowledged; the rest will be handed out again"
             ) from e
-        self._written.add((line.job_id, line.digest, line.trajectory.header.at) for line in new)
+        try:
+            self._written.add((line.job_id, line.digest, line.trajectory.header.at) for line in new)
+        except sqlite3.Error as e:
+            raise RollqError(
+                f"cannot keep which jobs {self.path} has ({e}): make room in the temporary folder "
+                "($SQLITE_TMPDIR, else $TMPDIR). All of the batch is in the file"
+            ) from e
         self.repeated += len(lines) - len(new)
 
     def _has(self, line: Line) -> bool:

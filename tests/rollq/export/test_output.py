@@ -7,14 +7,15 @@ import os
 import pickle
 import re
 import resource
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rollq.errors import RollqError, SettingsError
+from rollq.errors import ContractError, RollqError, SettingsError
 from rollq.events import Stop
-from rollq.export.output import TrajectoryFile
+from rollq.export.output import TrajectoryFile, WrittenJobs
 from rollq.export.record import Unexportable
 from tests.rollq.export.exported_files import jobs, lines
 from tests.rollq.export.trajectories import played, sound
@@ -129,3 +130,24 @@ def test_the_trainer_s_page_reads_the_lines(out: Path, monkeypatch: pytest.Monke
         {"train_on": lambda tokens, *_: rows.append((len(tokens), _[-1]))},
     )
     assert rows == [(6, 0.5), (10, 0.5), (11, -0.5)]
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"job":"\\ud800","began":1.0}\n'])
+def test_a_file_of_somebody_else_is_left_alone(out: Path, line: str) -> None:
+    out.write_text(line)
+    with pytest.raises(ContractError, match=r"out\.jsonl:1"):
+        save(out, played(0, 0, 1.0))
+    assert out.read_text() == line
+
+
+def test_a_full_temporary_folder_is_said_in_one_line(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with TrajectoryFile(out, append=True) as output:
+        monkeypatch.setattr(WrittenJobs, "add", full)
+        with pytest.raises(RollqError, match=r"disk is full.*TMPDIR.*is in the file"):
+            output.save([played(0, 0, 1.0)])
+    assert jobs(out) == ["r/g0/0"]

@@ -1,11 +1,20 @@
 """The texts of single tokens are the text that they spell together."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.errors import SettingsError
-from rollq_worker.commands.for_clients import texts_of, token_texts
+from rollq.job import Job
+from rollq_worker.commands.for_clients import (
+    add_environment_file,
+    check_job,
+    texts_of,
+    token_texts,
+)
+from rollq_worker.environments.files import FILES
 from rollq_worker.tokens.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer()
@@ -36,3 +45,24 @@ def test_a_tokenizer_that_is_not_there_is_named() -> None:
     assert token_texts(None)(TOKENIZER.encode("Hello")) != []
     with pytest.raises(SettingsError, match="no such directory"):
         token_texts("/nowhere/at/all")
+
+
+def test_tasks_at_which_the_environment_breaks_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FILES.variable, "")
+    file = tmp_path / "bad.py"
+    file.write_text(
+        "from rollq_worker.environments.shop import load as load_shop\n"
+        "class Bad:\n"
+        "    name, version, splits = 'bad', '1', load_shop(None).splits\n"
+        "    def task(self, split, index):\n"
+        "        return {}['x']\n"
+        "    def open(self, split, index, args):\n"
+        "        return None\n"
+        "def load(variant):\n"
+        "    return Bad()\n"
+    )
+    name = add_environment_file(str(file))
+    unknown = check_job(Job(env=name, task=0), [0, 1])
+    assert "2 of 2 tasks" in unknown and f"0: KeyError: 'x' {file}:5" in unknown

@@ -138,3 +138,11 @@ def test_files_that_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "--offline asks no engine" in capsys.readouterr().err
     (tmp_path / "empty.jsonl").touch()
     assert cli.main(["audit", str(tmp_path / "empty.jsonl"), "--offline"]) == 1
+
+
+def test_a_job_that_is_no_text_costs_no_other(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(file.read_text().replace('"r/g0/1"', '"r/\\ud800/0"'))
+    assert cli.main(["audit", str(file), "--offline"]) == 1
+    assert "4 trajectories, 1 faulty" in capsys.readouterr().out

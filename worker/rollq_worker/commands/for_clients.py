@@ -8,7 +8,7 @@ from functools import partial
 
 from rollq.commands.flags.parser import near
 from rollq.env import Task
-from rollq.errors import JobFailure, RollqError
+from rollq.errors import RollqError
 from rollq.job import Job, Json
 from rollq.settings import Endpoint
 from rollq_worker.agents.known_agents import add_file as add_agent_file
@@ -18,6 +18,7 @@ from rollq_worker.context import context_factory
 from rollq_worker.environments import domain, names
 from rollq_worker.environments.files import add_file as add_environment_file
 from rollq_worker.episode.strategies import agent_factory
+from rollq_worker.extensions.authors_line import line_of
 from rollq_worker.rewards import check_judged, reward_factory
 from rollq_worker.users import user_factory
 
@@ -121,8 +122,10 @@ def _unplayable(job: Job, tasks: Sequence[int]) -> str:
     for task in first_tasks:
         try:
             check_judged(job, environment.task(job.split, task))
-        except JobFailure as e:
-            failures.append((task, e))
+        except RollqError as e:
+            failures.append((task, str(e)))
+        except (Exception, SystemExit) as e:  # of other people's code
+            failures.append((task, f"{type(e).__name__}: {e} {line_of(e)}".rstrip()))
     if not failures:
         return ""
     task, failure = failures[0]

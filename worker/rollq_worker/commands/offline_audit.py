@@ -97,7 +97,11 @@ def _with_repetition(checked: Checked, jobs: WrittenJobs) -> Checked:
     """Adds a fault when an earlier trajectory of the file has the same job."""
     if not checked.job:
         return checked
-    if jobs.get(checked.job):
+    try:
+        is_repeated = jobs.get(checked.job) is not None
+    except UnicodeEncodeError:  # half a surrogate pair, which is a fault already
+        return checked
+    if is_repeated:
         return checked._replace(faults=[*checked.faults, "the job is in the file already"])
     jobs.add([(checked.job, 0, 0.0)])
     return checked

@@ -79,7 +79,7 @@ def _examples(path: str) -> list[str]:
     `messages_display`.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             lines = [json.loads(line) for line in file if line.strip()]
     except (OSError, ValueError, RecursionError) as e:
         raise argparse.ArgumentTypeError(f"{path}: {e}") from e

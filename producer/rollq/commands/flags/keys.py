@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from textwrap import fill
 from typing import Any, TypeVar
 
@@ -213,8 +214,7 @@ def _is_text(key: str) -> bool:
 
 def _toml(path: str) -> dict[str, Any]:
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
+        return tomllib.loads(Path(path).read_text("utf-8-sig"))
     except OSError as e:
         raise SettingsError(f"{path} cannot be read: {e.strerror}") from e
     except (ValueError, RecursionError) as e:

@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
         ):
             read = partial(read_fleet, connection, args.run_name)
             _Top(args, read, screen, mask_url(url)).look()
-    except KeyboardInterrupt:
-        return 0  # the usual way to end it
+    except (KeyboardInterrupt, SystemExit):
+        return 0  # by Ctrl-C or SIGTERM, the usual ways to end it
     finally:
         connection.close()
     return 0

@@ -121,6 +121,15 @@ def test_a_check_that_raises_ends_no_other_one_and_tells_no_password(
     assert "redis://me:***@h:1 went away" in found.says
 
 
+@pytest.mark.parametrize("words", ["boom", "bad@61f7 (bad.py:load): KeyError: 'x'", "is it? a=5"])
+def test_the_words_of_an_error_stay(words: str) -> None:
+    def fails() -> list[Finding]:
+        raise RollqError(words)
+
+    (found,) = Limited("it", fails, 60.0, "do this").findings()
+    assert found.says == words
+
+
 def test_a_package_that_is_missing_is_no_finding() -> None:
     def fails() -> list[Finding]:
         raise ModuleNotFoundError(name="kombu")

@@ -247,7 +247,7 @@ def next_steps(args: argparse.Namespace, jobs: Sequence[Job]) -> list[str]:
     job = jobs[0]
     steps = {}
     if args.out:
-        steps[f"rollq show {args.out}:1"] = "read one trajectory, turn by turn"
+        steps[f"rollq show {shlex.quote(f'{args.out}:1')}"] = "read one trajectory, turn by turn"
     else:
         steps["rollq demo --out demo.jsonl"] = (
             "keep the trajectories, then read one: rollq show demo.jsonl:1"
@@ -267,12 +267,12 @@ def next_steps(args: argparse.Namespace, jobs: Sequence[Job]) -> list[str]:
 
 def _parts_line(args: argparse.Namespace, job: Job) -> str:
     """Commands that start the parts of this demo one by one."""
-    env, agent = typed(job.env), typed(job.agent)
+    env, agent = shlex.quote(typed(job.env)), shlex.quote(typed(job.agent))
     line = "rollq redis; rollq engine"
     if args.engine:
         line = f"rollq redis; rollq worker --engine {mask_url(args.engine)}"
         if args.tokenizer:
-            line += f" --tokenizer {args.tokenizer}"
+            line += f" --tokenizer {shlex.quote(args.tokenizer)}"
     else:
         if env != "shop":
             line += f" --env {env}"
@@ -287,10 +287,10 @@ def _parts_line(args: argparse.Namespace, job: Job) -> str:
 def _submit_line(args: argparse.Namespace, job: Job, tasks: int) -> str:
     """A command that submits so many tasks of this demo to a run."""
     last = job.task + tasks - 1
-    line = f"rollq submit --run first --env {typed(job.env)} --split {job.split}"
+    line = f"rollq submit --run first --env {shlex.quote(typed(job.env))} --split {job.split}"
     line += f" --tasks {job.task}-{last}"
     if job.agent != "tool-calling":
-        line += f" --set agent={typed(job.agent)}"
+        line += f" --set {shlex.quote(f'agent={typed(job.agent)}')}"
     for key, value in args.set:
         if key not in OWN_FORM:
             line += f" --set {shlex.quote(f'{key}={value}')}"

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,8 @@ from rollq_worker.process.startup_checks import check_engine, check_permissions
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 Check = Callable[[], Sequence[Finding]]
+ADDRESS = re.compile(r"[\w.+-]+://\S+")
+"""An address in the words of an error."""
 TASKS = 4
 """Tasks of an environment that are played, from all over its first split."""
 ENVIRONMENT_S = 120.0
@@ -236,7 +239,7 @@ class Limited:
             raise self._error
         if self._error is None:
             return self._findings
-        text = mask_url(str(self._error))
+        text = ADDRESS.sub(lambda address: mask_url(address[0]), str(self._error))
         is_foreseen = isinstance(self._error, RollqError | OSError)
         return [self._failure(text if is_foreseen else f"{type(self._error).__name__}: {text}")]
 

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             findings = all_checks(args, settings(args))
     failed = [finding for finding in findings if finding.level == "fail"]
     if args.json:
-        print(json.dumps(_as_json(findings, failed), ensure_ascii=False))
+        print(json.dumps(_as_json(findings, failed)))
     else:
         print("\n".join(_as_text(findings, failed)))
     return 1 if failed else 0

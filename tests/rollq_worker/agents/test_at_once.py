@@ -14,6 +14,8 @@ from rollq.errors import EngineFailure
 from rollq.events import Event, Finish, Observed, Prompt, Sampled, Stop
 from rollq_worker.failures import Drained
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal
+from rollq_worker.protocols import SampleRequest
+from rollq_worker.remote.waiting import wait
 from tests.rollq_worker.agents.played import TOOL, Refused, ask, play, text_of, user
 from tests.rollq_worker.episode.episodes import PieceEngine
 
@@ -117,6 +119,27 @@ def test_a_step_is_refused_when_a_request_fails_before_it() -> None:
     with pytest.raises(EngineFailure, match="the engine is broken"):
         play(agent, engine=Broken(["hi"]), environment=Slow())
     assert "the episode is over" in str(refused[0])
+
+
+def test_a_request_that_fails_ends_the_others() -> None:
+    together, ended = threading.Barrier(2), threading.Event()
+
+    class Half(FakeEngine):
+        def generate(self, request: SampleRequest) -> Any:
+            if together.wait(30):
+                raise EngineFailure("the engine is broken")
+            try:
+                wait(30.0, request.check)  # as while an engine is away
+            finally:
+                ended.set()
+
+    def agent(episode: Episode) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda text: ask(episode, [user(text)]), ("first", "second")))
+
+    with pytest.raises(EngineFailure, match="the engine is broken"):
+        play(agent, engine=Half([""]))
+    assert ended.wait(5)
 
 
 def test_a_worker_that_stops_records_what_all_requests_sampled() -> None:

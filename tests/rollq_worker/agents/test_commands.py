@@ -58,6 +58,18 @@ class TestCommands:
         acted = [event for event in run_file(written("ask()")).events if isinstance(event, Acted)]
         assert acted[-1].action["arguments"] == {"content": "hi"}
 
+    def test_a_character_that_comes_in_parts_is_one(self, written: Callable[..., str]) -> None:
+        name = written(
+            """
+            import time
+            for part in (b"\\xe4", b"\\xbd\\xa0\\xe5", b"\\xa5\\xbd", b"\\xe4"):
+                os.write(1, part)
+                time.sleep(0.1)
+            ask()
+            """
+        )
+        assert run_file(name, said=CALL).info[OUTPUT] == "\u4f60\u597d\ufffd"
+
     def test_one_that_fails_is_quoted(self, written: Callable[..., str]) -> None:
         name = written('print("a hint"); sys.exit(7)')
         with pytest.raises(

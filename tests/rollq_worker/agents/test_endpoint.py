@@ -14,6 +14,7 @@ import pytest
 import requests
 
 from rollq.env import Episode
+from rollq.errors import WorkerFailure
 from rollq.trajectory import Trajectory
 from rollq_worker.agents import connections, endpoint
 from rollq_worker.agents.connections import CONNECTIONS
@@ -376,3 +377,24 @@ def _is_open(one: socket.socket) -> bool:
         return True
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "127.0.0.2"])
+def test_the_address_at_which_it_listens(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setenv(endpoint.HOST, host)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host.strip("[]"), 0), family=family).close()
+    except OSError as e:
+        pytest.skip(f"this machine has no {host}: {e}")
+
+    def agent(episode: Episode) -> None:
+        ask(episode, episode.messages)
+
+    assert play(agent, "hi").turns == 1
+
+
+def test_an_address_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(endpoint.HOST, "192.0.2.1")
+    with pytest.raises(WorkerFailure, match=r"cannot listen at 192\.0\.2\.1 .*ROLLQ_AGENT_HOST"):
+        play(lambda episode: None)

@@ -10,7 +10,7 @@ from rollq_worker.environments import domain
 from rollq_worker.process import job_task
 from rollq_worker.process.job_task import (
     AWAY_SKIP_S,
-    REPORTS,
+    SHOWN_SKIPS,
     SKIP_S,
     IncompatibleRuns,
     JobRunner,
@@ -40,7 +40,7 @@ def test_a_run_is_skipped_for_a_minute_and_reported_a_little_longer(
     clock.ahead += SKIP_S
     assert not runs.skips("a")
     assert runs.reasons()
-    clock.ahead += (REPORTS - 1) * SKIP_S
+    clock.ahead += (SHOWN_SKIPS - 1) * SKIP_S
     assert not runs.reasons()
     runs.record("a", "the container engine does not answer", AWAY_SKIP_S)
     clock.ahead += AWAY_SKIP_S

@@ -44,6 +44,15 @@ class Grades(Closes):
         self.grade = lambda: 1.0
 
 
+class Breaks(Closes):
+    def __init__(self, episode):
+        super().__init__(episode)
+        self.step = self.broken
+
+    def broken(self, action):
+        raise OSError("a pipe broke")
+
+
 class Opens:
     def __init__(self, episode):
         raise JobFailure("no such level")
@@ -65,6 +74,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("Closes", "env", r"closing broken@\w+: OSError: the folder is not empty"),
         ("Grades", "env", r"environment.grade: TypeError: grade\(\) returns a float, not Grade"),
+        ("Breaks", "env", r"environment\.step.*: OSError: a pipe broke"),
         ("Opens", "job", "no such level"),
         ("Nowhere", "env", r"opening broken@\w+: NameError: name 'Nowhere' is not defined"),
     ],

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from rollq.env import Observation
+from rollq.errors import WorkerFailure
 from rollq.job import Job
 from rollq_worker.agents.connections import CONNECTIONS, Connections
 from rollq_worker.agents.dialects import Dialect, chat_completions, messages
@@ -71,7 +72,8 @@ class AgentEndpoint:
         served = _Served(episode)
         port = asyncio.run_coroutine_threadsafe(served.start(), self._loop).result()
         try:
-            yield Address(f"http://{_host()}:{port}/v1", served.key)
+            host = f"[{_host()}]" if ":" in _host() else _host()
+            yield Address(f"http://{host}:{port}/v1", served.key)
         finally:
             episode.end()
             asyncio.run_coroutine_threadsafe(served.stop(), self._loop).result()
@@ -105,7 +107,7 @@ class _PendingTurn:
 
 
 def _host() -> str:
-    return os.environ.get(HOST) or "127.0.0.1"
+    return os.environ.get(HOST, "").strip("[]") or "127.0.0.1"
 
 
 def _has_hung_up(http: web.BaseRequest) -> bool:
@@ -153,7 +155,12 @@ class _Served:
 
         self._web = Connections(self._handle, request_factory=request)
         family = socket.AF_INET6 if ":" in _host() else socket.AF_INET
-        self._listening = socket.create_server((_host(), 0), family=family, backlog=CONNECTIONS)
+        try:
+            self._listening = socket.create_server((_host(), 0), family=family, backlog=CONNECTIONS)
+        except OSError as e:
+            raise WorkerFailure(
+                f"the worker cannot listen at {_host()} for agents ({HOST}): {e.strerror or e}"
+            ) from e
         self._listening.setblocking(False)
         self._accepting = asyncio.create_task(self._web.accept(self._listening))
         return int(self._listening.getsockname()[1])

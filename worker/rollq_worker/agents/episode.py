@@ -207,7 +207,14 @@ class AgentEpisode:
     def _sampler(self, turn: Turn) -> Sampler:
         model = turn.trace.model
         engine = self._others if self.job.is_frozen(model) else self._engine
-        return Sampler(turn.job, engine, self._journal, turn.trace.renderer.stop_ids, model)
+        return Sampler(turn.job, engine, self._check, turn.trace.renderer.stop_ids, model)
+
+    def _check(self) -> None:
+        """Raises when nothing more may be sampled, also for another request than the one that has
+        ended the episode.
+        """
+        self._check_going_on()
+        self._journal.check()
 
     def _begin(self, request: TurnRequest) -> Turn:
         """Opens the turn where the request goes on. Raises RequestRefused when there is no budget

@@ -294,8 +294,9 @@ class EnginePool:
     def _enter(self, call: Call) -> EngineClient:
         """The engine for the call's turn. Waits while there is none, and while none has weights
         that it accepts. Raises OtherWeights in place of the second, where these are of one version
-        only.
+        only, and what `check` raises.
         """
+        call.check()  # one that has left its engine may be over
         while not self._engines:
             wait(CHECK_S, call.check)
         fit = self._fit(call)

@@ -88,7 +88,7 @@ class _Episode:
     ) -> None:
         self.job = job
         self.agent = agent_factory(job.agent, job.agent_args)
-        self.sampler = Sampler(job, engine, journal, renderer.stop_ids)
+        self.sampler = Sampler(job, engine, journal.check, renderer.stop_ids)
         self.renderer = renderer
         self.environment = environment
         self.journal = journal

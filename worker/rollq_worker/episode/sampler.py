@@ -8,7 +8,7 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rollq.errors import EngineFailure
 from rollq.events import Finish, Sampled
@@ -16,7 +16,7 @@ from rollq.job import Job, Json
 from rollq.sampling import GRAMMARS
 from rollq.trajectory_extras import ExpertShape
 from rollq_worker.failures import errors_become
-from rollq_worker.protocols import Engine, Journal, PromptImages, Routing, SampleRequest
+from rollq_worker.protocols import Engine, PromptImages, Routing, SampleRequest
 
 ABORT_PAUSE_S = 0.05
 """Seconds before an interrupted turn goes on. An engine that aborts everything is about to pause.
@@ -30,15 +30,17 @@ class Sampler:
         self,
         job: Job,
         engine: Engine,
-        journal: Journal,
+        check: Callable[[], None],
         stop_ids: Sequence[int],
         model: str = "",
     ) -> None:
-        """`model`: the one of `Job.models` that samples."""
+        """`check` raises when nothing more may be sampled. `model`: the one of `Job.models` that
+        samples.
+        """
         self._job = job
         self._model = model
         self._engine = engine
-        self._journal = journal
+        self._check = check
         self._end_ids = end_ids(job, stop_ids)
         self._has_grammar = any(job.sampling.get(name) for name in GRAMMARS)
         self._experts = ExpertShape.read(job.routed_experts) if job.routed_experts else None
@@ -56,7 +58,7 @@ class Sampler:
 
         The engine has read the first `read` of the `ids`, so their routed experts are recorded.
         """
-        self._journal.check()
+        self._check()
         budget = self._job.budget
         most = min(budget.max_new_tokens - sampled, budget.max_tokens - len(ids))
         if most <= 0:
@@ -67,7 +69,7 @@ class Sampler:
             sampling=self._parameters(sampled),
             max_new_tokens=most,
             key=self._job.id,
-            check=self._journal.check,
+            check=self._check,
             routing=Routing(start=read, shape=self._experts) if self._experts else None,
             images=images,
             model=self._model,

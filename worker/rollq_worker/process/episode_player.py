@@ -4,6 +4,7 @@ the agent loop.
 It knows attempts, and nothing of messages or of the consequences of a failure.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -47,6 +48,8 @@ from rollq_worker.users import longest_reply_s, user_factory
 
 if TYPE_CHECKING:
     from rollq_worker.agents.endpoint import AgentEndpoint
+
+log = logging.getLogger(__name__)
 
 SAME_TO_RESUME = (
     "env_version",
@@ -119,7 +122,7 @@ class EpisodePlayer:
                 environment = env.open(job.split, job.task, job.env_args)
                 close = getattr(environment, "close", None)
                 if close:
-                    stack.callback(self._close, attempt, close)
+                    stack.push(partial(self._close, attempt, close))
             opened = stack.pop_all()
         with opened:
             played = self._play_episode(environment, attempt, claim, env, task)
@@ -130,11 +133,24 @@ class EpisodePlayer:
             waiting=partial(asking_teacher, attempt, self._models),
         )
 
-    def _close(self, attempt: Attempt, close: Callable[[], object]) -> None:
-        with attempt.time_limits.call(
-            EnvironmentFailure, f"closing {attempt.job.env}", STEP_LIMIT_S
-        ):
-            close()
+    def _close(
+        self,
+        attempt: Attempt,
+        close: Callable[[], object],
+        kind: object,
+        error: BaseException | None,
+        trace: object,
+    ) -> None:
+        """Closes the environment. An error that has ended the episode is the one that counts."""
+        try:
+            with attempt.time_limits.call(
+                EnvironmentFailure, f"closing {attempt.job.env}", STEP_LIMIT_S
+            ):
+                close()
+        except EnvironmentFailure as e:
+            if error is None:
+                raise
+            log.warning("%s: %s", attempt.job.id, e)
 
     def _freeze_once(self, env: str) -> None:
         """Freeze the data of an environment after its first load."""

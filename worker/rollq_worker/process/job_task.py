@@ -260,11 +260,17 @@ class JobRunner:
                 attempt, WorkerFailure(f"{type(e).__name__}: {e}"), traceback.format_exc()
             )
         finally:
-            self._leave_engines(job.id)
+            self._leave_engines(attempt)
         return _summary_of(trajectory, time.monotonic() - started)
 
-    def _leave_engines(self, job_id: str) -> None:
+    def _leave_engines(self, attempt: Attempt) -> None:
+        job_id = attempt.job.id
+        # An agent program may have several requests under way. A later attempt of the job, where
+        # this one was abandoned, keeps its own.
+        is_last = all(other is attempt or other.job.id != job_id for other in self.leases.held())
         for pool in self._pools:
+            if is_last:
+                pool.cut(job_id)
             pool.end(job_id)
 
     def _fail(self, attempt: Attempt, failure: RolloutFailure, trace: str = "") -> Summary:

@@ -22,6 +22,7 @@ from rollq.errors import (
 from rollq.events import Event, Finish
 from rollq.ledger.constants import LEASE_S
 from rollq.ledger.ledger import Ledger
+from rollq.ledger.versions import Versions
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Header, Trajectory
 from rollq.trajectory_extras import Extra
@@ -282,6 +283,28 @@ def test_the_deadline_stands_still_while_the_engine_is_away(ledger: Ledger, cloc
         outages.pop()
         with pytest.raises(DeadlineExceeded, match=r"deadline of 200 s"):
             attempt.check()
+
+
+def test_threads_that_wait_for_redis_at_once_count_the_wait_once(
+    attempt: Attempt, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, over = threading.Semaphore(0), threading.Event()
+
+    def is_fresh(*args: Any) -> bool:
+        begun.release()
+        return over.wait(60)
+
+    monkeypatch.setattr(Versions, "is_fresh", is_fresh)
+    threads = [threading.Thread(target=attempt.is_fresh, args=["1", 0]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+        assert begun.acquire(timeout=60)
+        clock.ahead += 10.0
+    assert 30.0 <= attempt.stopped_s < 31.0
+    over.set()
+    for thread in threads:
+        thread.join(60)
+    assert 30.0 <= attempt.stopped_s < 31.0
 
 
 def test_redis_may_be_away_or_full_for_long(

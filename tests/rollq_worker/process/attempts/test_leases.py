@@ -6,7 +6,7 @@ thread.
 import threading
 import time
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -21,6 +21,7 @@ from rollq.errors import (
 )
 from rollq.ledger.ledger import Ledger
 from rollq.trajectory import Header
+from rollq_worker.agents.programs import running
 from rollq_worker.process.attempts import leases as leases_module
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.leases import LEASE_S, Leases
@@ -271,6 +272,31 @@ class TestWatching:
                 )
         assert leases.lost_threads() == []
         assert "the thread of attempt 1 came back" in caplog.text
+
+    def test_agent_functions_that_do_not_end_count_as_well(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        until(lambda: not running.lost_agent_threads())  # of earlier tests
+        monkeypatch.setattr(running, "STOP_S", 0.0)
+        over = threading.Event()
+        calls: list[bool] = []
+        leases = Leases(threading.Event(), slots=64, on_slots_lost=lambda: calls.append(True))
+        agents = [
+            running.AgentThread(
+                "a", lambda episode: over.wait(60), cast(Any, None), {}, lambda: None
+            )
+            for _ in range(leases_module.MOST_LOST)
+        ]
+        try:
+            for agent in agents:
+                assert not calls
+                for _ in range(2):  # as play_with_agent does
+                    agent.stop()
+                leases.tick()
+            assert calls == [True]
+        finally:
+            over.set()
+        until(lambda: not running.lost_agent_threads())
 
 
 def test_release_all_goes_on_past_what_has_ended(ledger: Ledger) -> None:

@@ -1,5 +1,8 @@
 """Models that jobs name: who plays such a job, and whose clock runs while they are away."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -7,10 +10,19 @@ import pytest
 
 from rollq.errors import ForOtherWorkers
 from rollq.job import Job
-from rollq_worker.process.attempts.models import asking_teacher, check_models
-from rollq_worker.process.attempts.time_limits import TimeLimits
+from rollq.ledger.ledger import Ledger
+from rollq_worker.process.attempts.attempt import Attempt
+from rollq_worker.process.attempts.leases import Leases
+from rollq_worker.process.attempts.models import asking, asking_teacher, check_models
+from tests.rollq_worker.process.ledgers import claim
 
 TAUGHT = Job(env="shop", task=0, teachers={"math": {"model": "large"}, "own": {"adapter": "a@1"}})
+
+
+@pytest.fixture
+def attempt(ledger: Ledger) -> Iterator[Attempt]:
+    with Leases(threading.Event()).hold(ledger, claim(ledger)) as held:
+        yield held
 
 
 def test_a_job_of_an_unknown_model_is_for_other_workers() -> None:
@@ -21,15 +33,15 @@ def test_a_job_of_an_unknown_model_is_for_other_workers() -> None:
 
 
 @pytest.mark.parametrize("is_other", [True, False])
-def test_the_clock_stands_still_while_a_teacher_is_away(is_other: bool) -> None:
+def test_the_clock_stands_still_while_a_teacher_is_away(
+    attempt: Attempt, is_other: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checks: list[float] = []
-    limits = TimeLimits()
-    attempt = SimpleNamespace(
-        time_limits=limits, check=lambda: checks.append(limits.away_s), questions=[]
-    )
+    limits = attempt.time_limits
+    monkeypatch.setattr(attempt, "check", lambda: checks.append(limits.away_s))
     pool = SimpleNamespace(outage_s=5.0, available=True)
     models = {"large": pool} if is_other else {}
-    with asking_teacher(cast(Any, attempt), cast(Any, models), "math", cast(Any, pool)) as check:
+    with asking_teacher(attempt, cast(Any, models), "math", cast(Any, pool)) as check:
         call = limits.current
         assert call is not None and call.what == "the teacher 'math'"
         since = call.since
@@ -43,3 +55,20 @@ def test_the_clock_stands_still_while_a_teacher_is_away(is_other: bool) -> None:
     assert not attempt.questions
     # for the policy's own engines the attempt counts
     assert checks == ([0.0, 2.0, 2.5] if is_other else [0.0, 0.0, 0.0])
+
+
+def test_questions_at_once_count_an_outage_once(attempt: Attempt) -> None:
+    pool = SimpleNamespace(outage_s=0.0, available=False)
+    with ExitStack() as stack:
+        checks = [stack.enter_context(asking(attempt, "m", cast(Any, pool)))]
+        pool.outage_s = 3.0
+        checks += [stack.enter_context(asking(attempt, "m", cast(Any, pool))) for _ in range(2)]
+        pool.outage_s = 10.0
+        for check in checks:
+            check()
+    assert attempt.time_limits.away_s == 10.0
+    pool.outage_s = 50.0  # nobody asks meanwhile
+    with asking(attempt, "m", cast(Any, pool)) as check:
+        pool.outage_s = 51.0
+        check()
+    assert attempt.time_limits.away_s == 11.0

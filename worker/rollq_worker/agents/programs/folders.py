@@ -27,7 +27,7 @@ class AgentFolder:
             self.path = Path(tempfile.mkdtemp(prefix="rollq-agent-"))
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -37,13 +37,31 @@ def _make(path: Path) -> int | None:
     """Makes the folder. Returns a descriptor that holds its lock; None where it is in use."""
     left = _locked(path)
     if left is not None:
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
         os.close(left)
     try:
         path.mkdir(0o700)
     except FileExistsError:
         return None
     return _locked(path)
+
+
+def _remove(path: Path) -> None:
+    """Removes the folder, also where the agent has made parts of it read-only."""
+    if os.geteuid():  # root needs no mode, and must not follow a link that an agent puts there
+        _make_writable(path)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _make_writable(path: Path) -> None:
+    with suppress(OSError):
+        os.chmod(path, 0o700)
+    for folder, names, _ in os.walk(path):
+        for name in names:
+            inner = os.path.join(folder, name)
+            with suppress(OSError):
+                if not os.path.islink(inner):
+                    os.chmod(inner, 0o700)
 
 
 def _locked(path: Path) -> int | None:

@@ -5,6 +5,7 @@ tokens and no journal.
 """
 
 import asyncio
+import codecs
 import inspect
 import logging
 import os
@@ -62,6 +63,18 @@ class AgentKilled(AgentFailure):
     """The agent was ended by another program: its policy's command, or the kernel for want of
     memory.
     """
+
+
+_lost_threads: set[threading.Thread] = set()
+"""Threads of agent functions that did not end with their episode."""
+
+
+def lost_agent_threads() -> int:
+    """Number of threads of this process that agent functions keep for ever."""
+    for thread in [*_lost_threads]:
+        if not thread.is_alive():
+            _lost_threads.discard(thread)
+    return len(_lost_threads)
 
 
 class Program(Protocol):
@@ -146,6 +159,7 @@ class AgentThread:
                 for call in traceback.extract_stack(frame)[-2:]
             )
             log.error("the thread of agent %s does not end; it is in %s", self._name, stack)
+            _lost_threads.add(self._thread)
 
 
 class AgentProcess:
@@ -170,10 +184,10 @@ class AgentProcess:
     ) -> None:
         self._name = name
         self._folder = AgentFolder(job_id)
-        self._guard = Guard()
+        self._guard: Guard | None = None
         self._stopped = threading.Event()
         self._users = users
-        self._user = None if users is None else users.take()
+        self._user: int | None = None
         self._last: deque[str] = deque(maxlen=KEPT_OUTPUT)
         self._on_end = on_end
         root = episode.base_url.removesuffix("/v1")
@@ -190,10 +204,12 @@ class AgentProcess:
             },
         }
         kept = {key: os.environ[key] for key in KEPT_VARIABLES if key in os.environ}
-        if self._user is not None:
-            os.chown(self._folder.path, self._user, self._user)
-            kept["HOME"] = str(self._folder.path)
         try:
+            guard = self._guard = Guard()
+            if users is not None:
+                self._user = users.take()
+                os.chown(self._folder.path, self._user, self._user)
+                kept["HOME"] = str(self._folder.path)
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -214,7 +230,7 @@ class AgentProcess:
             raise JobFailure(
                 f"the agent {name} takes its agent_args as environment variables: {e}"
             ) from e
-        self._guard.watch(self._process.pid, f"{EPISODE_URL}={variables[EPISODE_URL]}")
+        guard.watch(self._process.pid, f"{EPISODE_URL}={variables[EPISODE_URL]}")
         self._reader = threading.Thread(target=self._read, name=f"rollq-agent {name}", daemon=True)
         self._reader.start()
 
@@ -223,13 +239,15 @@ class AgentProcess:
         assert out is not None, "it is a pipe"
         ready = select.poll()
         ready.register(out, select.POLLIN)
+        text_of = codecs.getincrementaldecoder("utf-8")("replace").decode
         with out:
             while not self._stopped.is_set():  # what it left behind may hold the pipe open for ever
                 if ready.poll(200):
                     chunk = os.read(out.fileno(), 65536)
                     if not chunk:
                         break
-                    self._last.extend(chunk.decode(errors="replace"))
+                    self._last.extend(text_of(chunk))
+        self._last.extend(text_of(b"", True))
         self._process.wait()
         self._on_end()
 
@@ -259,6 +277,8 @@ class AgentProcess:
         A child that has a session of its own and not the variables goes on, unless the command has
         a user of its own.
         """
+        if self._stopped.is_set():  # another process group may have its number
+            return
         for number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
@@ -268,10 +288,14 @@ class AgentProcess:
         self._clean_up()
 
     def _clean_up(self) -> None:
-        self._guard.close()
-        if self._users is not None and self._user is not None:
-            self._users.give_back(self._user)
-            self._users = None
+        if self._guard is not None:
+            self._guard.close()
+        try:
+            if self._users is not None and self._user is not None:
+                self._users.give_back(self._user)
+        except OSError as e:  # there is no room for a process
+            log.error("processes of the user of agent %s may go on: %s", self._name, e)
+        self._users = None
         self._folder.remove()
 
 

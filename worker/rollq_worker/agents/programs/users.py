@@ -38,13 +38,19 @@ class AgentUsers:
     def take(self) -> int:
         """A user that no command has. Processes of a killed worker with this user end."""
         user = self._free.get()
-        _end_all_of(user)
+        try:
+            _end_all_of(user)
+        except BaseException:  # there may be no room for a process
+            self._free.put(user)
+            raise
         return user
 
     def give_back(self, user: int) -> None:
         """Ends all processes of the user, who is free again."""
-        _end_all_of(user)
-        self._free.put(user)
+        try:
+            _end_all_of(user)
+        finally:  # whoever takes it ends what is left
+            self._free.put(user)
 
 
 def _end_all_of(user: int) -> None:

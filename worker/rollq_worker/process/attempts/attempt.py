@@ -101,9 +101,14 @@ class Attempt:
         self._draining = draining
         self._outage_s = outage_s
         self._outage_before = outage_s()
+        self._counting = threading.Lock()
+        self._outages: dict[str, float] = {}
+        """Seconds of each model's outages that were counted, by the clock of its engines."""
         self._redis_away_s = 0.0
-        self._calling_since: float | None = None
-        """Monotonic time since which its thread has been in a call to Redis."""
+        self._redis_counted = (0.0, 0.0)
+        """Monotonic times between which waits for Redis were counted last."""
+        self._calls: dict[int, float] = {}
+        """Monotonic time since which each of its threads has been in a call to Redis."""
         self._retry = RetryLoop(wait=self._pause, relogin=True)
         self._started = time.monotonic()
         self._recorded_at: float | None = None
@@ -114,9 +119,24 @@ class Attempt:
         model of a user or judge was away.
         """
         since = self._calling_since
-        waiting = 0.0 if since is None else time.monotonic() - since
-        redis_away_s = self._redis_away_s + (waiting if waiting > SHORT_WAIT_S else 0.0)
+        waiting_s = 0.0 if since is None else self._uncounted_s(since, time.monotonic())
+        redis_away_s = self._redis_away_s + waiting_s
         return self._outage_s() - self._outage_before + redis_away_s + self.time_limits.away_s
+
+    @property
+    def _calling_since(self) -> float | None:
+        return min([*self._calls.values()], default=None)
+
+    def stand_still(self, model: str, began_s: float, outage_s: float) -> None:
+        """The clocks stood still while the engines of a model were away: seconds on the clock of
+        these engines, from the beginning of a question until now. Several questions at once count
+        an outage once. The deadline's clock knows the outages of the policy (an empty name).
+        """
+        with self._counting:
+            counted_s = max(began_s, self._outages.get(model, 0.0))
+            if outage_s > counted_s:
+                self.time_limits.stand_still(outage_s - counted_s, deadline=bool(model))
+                self._outages[model] = outage_s
 
     @property
     def left_s(self) -> float:
@@ -364,16 +384,31 @@ class Attempt:
 
         Raises Drained if the worker stops meanwhile. Raises Fenced if the lease is lost.
         """
-        self._calling_since = began = time.monotonic()
+        thread = threading.get_ident()
+        self._calls[thread] = began = time.monotonic()
         try:
             return self._retry(call)
         finally:
             # The order matters: the heartbeat reads both, and must never see a deadline that is too
             # early.
-            waited = time.monotonic() - began
-            if waited > SHORT_WAIT_S:
-                self._redis_away_s += waited
-            self._calling_since = None
+            with self._counting:
+                now = time.monotonic()
+                if now - began > SHORT_WAIT_S:
+                    self._redis_away_s += self._uncounted_s(began, now)
+                    first, last = self._redis_counted
+                    self._redis_counted = (min(began, first) if began <= last else began), now
+            del self._calls[thread]
+
+    def _uncounted_s(self, began: float, now: float) -> float:
+        """Seconds of a wait for Redis that no other thread's wait has counted; 0.0 for a short
+        one.
+        """
+        if now - began <= SHORT_WAIT_S:
+            return 0.0
+        first, last = self._redis_counted
+        if began > last:
+            return now - began
+        return max(0.0, first - began) + max(0.0, now - last)
 
     def _pause(self, seconds: float) -> None:
         self._draining.wait(seconds)

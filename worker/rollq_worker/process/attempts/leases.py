@@ -20,6 +20,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.servers.refusal import no_answer
 from rollq.servers.retry import CONNECTION_ERRORS, WARN_EVERY_S
+from rollq_worker.agents.programs.running import lost_agent_threads
 from rollq_worker.process.attempts.attempt import Attempt
 
 log = logging.getLogger(__name__)
@@ -283,7 +284,8 @@ class Leases:
                 self._slots,
                 names,
             )
-        too_many = len(lost) >= MOST_LOST or len(lost) * 2 > self._slots
+        is_crowded = len(lost) + lost_agent_threads() >= MOST_LOST
+        too_many = is_crowded or len(lost) * 2 > self._slots
         if too_many and self._on_slots_lost is not None:
             on_slots_lost = self._on_slots_lost
             self._on_slots_lost = None

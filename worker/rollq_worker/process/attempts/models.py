@@ -61,14 +61,10 @@ def asking(attempt: Attempt, model: str, engine: EnginePool) -> Iterator[Callabl
     function to call while its engines are waited for. It keeps the clocks still while all of them
     are away; the attempt does so itself for the deadline and the policy's engines.
     """
-    away_s = engine.outage_s
+    began_s = engine.outage_s
 
     def check() -> None:
-        nonlocal away_s
-        now_s = engine.outage_s
-        if now_s > away_s:
-            attempt.time_limits.stand_still(now_s - away_s, deadline=bool(model))
-        away_s = now_s
+        attempt.stand_still(model, began_s, engine.outage_s)
         attempt.check()
 
     engines = f"{MODEL_AWAY} {model!r}"

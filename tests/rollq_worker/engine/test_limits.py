@@ -168,6 +168,13 @@ class TestTokenizer:
         check.forget()
         assert check.differs() and check.differs() and tokenize.calls == 2
 
+    def test_another_engine_at_the_address_of_an_idle_one_is_noticed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(limits, "IDLE_S", 0.0)
+        check = TokenizerCheck(FakeTokenize(tokens(*OURS), tokens(8)), one_text(*OURS))
+        assert not check.differs() and check.differs()
+
     def test_an_engine_that_does_not_say_is_trusted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(limits, "RETRY_S", 0.0)
         tokenize = FakeTokenize(NoResponse("away"), None)

@@ -17,6 +17,7 @@ PROGRAM = """
 import os, sys, time
 from pathlib import Path
 from rollq_worker.process.parent import Parent, own_alive_file
+{before}
 parent = Parent({count}, {alive_file})
 number = parent.fork()
 os.write(1, f"{{number}} {{os.getpid()}}\\n".encode())
@@ -29,10 +30,15 @@ class Family:
     """A parent with its children, which end with the block."""
 
     def __init__(
-        self, folder: Path, child: str = "", count: int = 2, alive_file: str = "None"
+        self,
+        folder: Path,
+        child: str = "",
+        count: int = 2,
+        alive_file: str = "None",
+        before: str = "",
     ) -> None:
         self.out = folder / "out"
-        code = PROGRAM.format(child=child, count=count, alive_file=alive_file)
+        code = PROGRAM.format(child=child, count=count, alive_file=alive_file, before=before)
         with self.out.open("wb") as out:
             self.parent = subprocess.Popen(
                 [sys.executable, "-c", code], stdout=out, stderr=subprocess.STDOUT
@@ -123,3 +129,30 @@ def test_files_of_an_earlier_workers_children_do_not_make_the_alive_file_old(
         family.await_children(2)
         time.sleep(0.3)
         assert file.stat().st_mtime > 1000
+
+
+def test_a_fork_that_fails_is_tried_again(tmp_path: Path) -> None:
+    failing = """
+import rollq_worker.process.parent
+fork, fails = os.fork, [2]
+def fork_third():
+    if not fails or fails[0] > 0:
+        fails[0] -= 1
+        return fork()
+    os.fork = fork
+    raise OSError(11, "no process left")
+os.fork = fork_third
+"""
+    with Family(tmp_path, "if number == 0: os._exit(7)", before=failing) as family:
+        family.await_children(3)
+        assert "no further process: [Errno 11] no process left; another try in" in (
+            family.out.read_text()
+        )
+        assert family.parent.poll() is None
+
+
+def test_an_exit_of_foreign_code_after_long_is_no_wrong_setting(tmp_path: Path) -> None:
+    soon = "import rollq_worker.process.parent as module; module.STEADY_S = 0.0"
+    with Family(tmp_path, "if number == 0: os._exit(2)", before=soon) as family:
+        family.await_children(3)
+        assert family.parent.poll() is None

@@ -104,3 +104,14 @@ def test_signals_are_seen_while_the_main_thread_is_stuck() -> None:
 def test_it_can_ask_to_stop_without_a_signal() -> None:
     process = program(after="watched.request(75)")
     assert ended(process)[:2] == (75, "stopped\nreleased\n")
+
+
+def test_it_stops_although_nobody_reads_its_messages() -> None:
+    with program() as process:
+        assert process.stderr is not None
+        process.stderr.close()
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

@@ -3,6 +3,7 @@ and shows no key.
 """
 
 import traceback
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,3 +95,12 @@ def test_the_machines_proxies_are_used(client: HttpClient, monkeypatch: pytest.M
         monkeypatch.setenv("http_proxy", proxy.url)
         client.request("GET", server.url + "/path", timeout_s=60.0)
         assert len(proxy.requests) == 1 and not server.requests
+
+
+def test_the_login_of_an_address_is_sent_unless_there_is_a_key(client: HttpClient) -> None:
+    with scripted_engine(path=(200, b"")) as server:
+        url = server.url.replace("//", "//me:se%40cret@") + "/path"
+        for headers in ({}, {"Authorization": KEY}):
+            client.request("GET", url, headers=headers, timeout_s=60.0)
+        sent = [request[2]["Authorization"] for request in server.requests]
+    assert sent == [f"Basic {b64encode(b'me:se@cret').decode()}", KEY]

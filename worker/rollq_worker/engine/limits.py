@@ -25,6 +25,8 @@ DROPPED = ("logit_bias", "stop_regex")
 """Sampling parameters that routers drop in silence (sglang-router 0.3.2, smg 1.13.0)."""
 RETRY_S = 5.0
 """Seconds between two questions to an engine that was away or has another tokenizer."""
+IDLE_S = 10.0
+"""Seconds without a request after which another engine may have come to the address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +181,8 @@ class TokenizerCheck:
     """Compares one engine's vocabulary with ours, for all threads, when the answer is first needed.
 
     The engine is asked for the ids of texts that touch every token, once; and for those of the
-    first two texts whenever it may be another one. An engine that shows no ids (a router) is
-    trusted.
+    first two texts whenever it may be another one: after an outage, and after a time in which
+    nothing was sent there. An engine that shows no ids (a router) is trusted.
     """
 
     def __init__(self, tokenize: Callable[[str], object], proof: VocabularyProof | None) -> None:
@@ -197,10 +199,16 @@ class TokenizerCheck:
         """True if the engine replied with ids."""
         # monotonic time before which the engine is not asked again
         self._ask_at = 0.0 if proof else float("inf")
+        self._used_at = 0.0
 
     def differs(self) -> bool:
         """True if the engine has another vocabulary than ours."""
-        if time.monotonic() >= self._ask_at:
+        now = time.monotonic()
+        was_idle = now - self._used_at > IDLE_S
+        self._used_at = now
+        if was_idle and self._proof:
+            self._ask_at = min(self._ask_at, now)
+        if now >= self._ask_at:
             with self._lock:
                 if time.monotonic() >= self._ask_at and self._proof:
                     self._ask(self._proof)

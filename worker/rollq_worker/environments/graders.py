@@ -27,8 +27,8 @@ NUMBER = re.compile(
     r"""
     (?:(?<![\w)\]}%.])[-+](?:\\?[$\u20ac\u00a3\u00a5])?)?  # the sign of -5 and -$5, not of 3-5
     (?:
-      # 1,234,567; not 1,2,3 and not 1,23
-      \d{1,3}(?:([,'_\ \u00a0\u2009\u202f])\d{3})(?:\1\d{3})*(?!\d|\1\d)
+      # 1,234,567; not 1,2,3 and not 1,23; bounded, because each place is tried
+      \d{1,3}(?:([,'_\ \u00a0\u2009\u202f])\d{3})(?:\1\d{3}){0,40}(?!\d|\1\d)
       |\d+
       |(?<![\w.])(?=\.\d)  # .5, but not ...72 and not No.5
     )

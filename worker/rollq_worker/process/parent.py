@@ -42,18 +42,26 @@ class _Place:
         self._pause_s = 0.5
         self._started = 0.0
 
+    @property
+    def is_steady(self) -> bool:
+        """True once its child has run for long."""
+        return time.monotonic() - self._started >= STEADY_S
+
     def fork(self) -> bool:
-        """True in the child."""
+        """True in the child. Where none can be made, another try follows."""
         self._started = time.monotonic()
-        self.pid = os.fork()
+        try:
+            self.pid = os.fork()
+        except OSError as e:  # too many processes, or no memory
+            pause_s = self.ended()
+            _say(f"no further process: {e}; another try in {pause_s:g} s")
+            return False
         return self.pid == 0
 
     def ended(self) -> float:
         """The child has ended. Returns the seconds until the next one starts."""
-        now = time.monotonic()
-        is_steady = now - self._started >= STEADY_S
-        self._pause_s = 1.0 if is_steady else min(2 * self._pause_s, LONGEST_PAUSE_S)
-        self.due = now + self._pause_s
+        self._pause_s = 1.0 if self.is_steady else min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self.due = time.monotonic() + self._pause_s
         self.pid = 0
         return self._pause_s
 
@@ -166,10 +174,11 @@ class Parent:
             if not pid:
                 continue
             code = os.waitstatus_to_exitcode(status)
+            was_steady = place.is_steady  # then the code is that of other people's os._exit
             pause_s = place.ended()
             if self._stopped_at is not None:
                 self._exit_code = self._exit_code or int(code not in WELL)
-            elif code == WRONG_SETTING:
+            elif code == WRONG_SETTING and not was_steady:
                 self._exit_code = code
                 self._stop()
             else:
@@ -199,4 +208,5 @@ def own_alive_file(alive_file: Path, number: int) -> Path:
 
 
 def _say(what: str) -> None:
-    os.write(2, f"rollq worker: {what}\n".encode())
+    with suppress(OSError):  # who has read it may be gone
+        os.write(2, f"rollq worker: {what}\n".encode())

@@ -118,8 +118,7 @@ class Reaper:
             began = time.monotonic()
             try:
                 self.turn()
-                if self.alive_file is not None and self._loop_is_alive():
-                    self.alive_file.touch()
+                self._show_life()
             except (RollqError, *CONNECTION_ERRORS) as e:
                 self._warn("nothing is reaped", e)
             except Exception:
@@ -127,6 +126,14 @@ class Reaper:
                 # Redis and the broker.
                 log.exception("reaper failed; trying again in %g s", TICK_S)
             self._stop.wait(TICK_S - (time.monotonic() - began))
+
+    def _show_life(self) -> None:
+        if self.alive_file is None or not self._loop_is_alive():
+            return
+        try:
+            self.alive_file.touch()
+        except OSError as e:
+            self._warn(f"{self.alive_file} cannot be touched", e)
 
     def turn(self) -> None:
         """Register, then reap once, or stand by until the role may be free."""

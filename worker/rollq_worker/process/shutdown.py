@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 RELEASE_AFTER_S = 3.0
 EXIT_AFTER_S = 4.2
@@ -81,15 +82,16 @@ class Shutdown:
                 continue
             if not stopping:
                 stopping = True
-                if number != REQUESTED:
-                    self._say("stopping; running jobs go back to the queue")
                 threading.Thread(target=self._stop, name="rollq-stop", daemon=True).start()
+                if number != REQUESTED:  # behind the start: stderr may be broken, or full
+                    self._say("stopping; running jobs go back to the queue")
             elif number != REQUESTED:
                 self._say(LEAVING)
                 os._exit(1)
 
     def _say(self, what: str) -> None:
-        os.write(2, f"rollq worker {self._name}: {what}\n".encode())
+        with suppress(OSError):
+            os.write(2, f"rollq worker {self._name}: {what}\n".encode())
 
     def _stop(self) -> None:
         start = time.monotonic()

@@ -12,10 +12,9 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 
-from rollq.errors import FailureClass, RollqError
+from rollq.errors import FailureClass
 from rollq.ledger.scripts import Scripts
 from rollq.ledger.workers.time_spent import WAITS, report_time
-from rollq.servers.retry import CONNECTION_ERRORS
 from rollq_worker.engine.pool import Traffic
 from rollq_worker.process.attempts.attempt import Attempt
 
@@ -99,7 +98,7 @@ class TimeSpent:
             try:
                 report_time(self._ledgers[run], self._worker, self.seconds[run])
                 self._unreported.discard(run)
-            except (RollqError, *CONNECTION_ERRORS) as e:
+            except Exception as e:  # of Redis: the next report has all
                 log.info("run %s: where the time went was not reported: %s", run, e)
 
     def _loop(self) -> None:

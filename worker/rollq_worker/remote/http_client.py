@@ -14,6 +14,8 @@ from functools import partial
 
 import requests
 from requests.adapters import HTTPAdapter
+from requests.auth import HTTPBasicAuth
+from requests.utils import get_auth_from_url
 from urllib3.exceptions import HTTPError, NewConnectionError, ReadTimeoutError
 
 CHUNK = 1 << 18
@@ -89,7 +91,7 @@ class HttpClient:
                 url,
                 data=body,
                 headers=headers,
-                auth=_unchanged,
+                auth=_with_login,
                 timeout=(connect_timeout_s, timeout_s),
                 allow_redirects=False,
                 stream=True,
@@ -124,8 +126,13 @@ def read_body(read: Callable[[int], bytes], max_bytes: int, until: float | None 
     return b"".join(pieces)
 
 
-def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """Changes nothing. Passed as `auth`, it keeps requests from looking into .netrc."""
+def _with_login(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Adds the login of the address, if there is no other. Passed as `auth`, it keeps requests from
+    looking into .netrc.
+    """
+    user, password = get_auth_from_url(request.url or "")
+    if user and "Authorization" not in request.headers:
+        HTTPBasicAuth(user.encode(), password.encode())(request)
     return request
 
 

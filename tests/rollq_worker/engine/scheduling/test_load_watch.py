@@ -27,7 +27,7 @@ class Engine:
     answer.
     """
 
-    url, available = URL, True
+    url, name, available = URL, URL, True
 
     def __init__(
         self, *loads: EngineLoad | None, paused: bool = False, waits_s: float = SLOW_S

@@ -74,7 +74,11 @@ class LoadWatch:
             for engine in self._engines():
                 if self._stop.is_set():
                     return
-                self.observe(engine)
+                try:
+                    self.observe(engine)
+                except Exception:
+                    # the looks at the other engines must go on
+                    log.exception("looking at the load of %s failed", engine.name)
 
     def idle(self, url: str) -> Idle | None:
         """Reason why that engine generated nothing at the last look; None when it may have."""
@@ -123,7 +127,7 @@ class LoadWatch:
         except Exception as e:
             # Whether the engine is away is for others to find; the looks at the other engines must
             # go on.
-            log.debug("the load of %s is not known: %s", engine.url, type(e).__name__)
+            log.debug("the load of %s is not known: %s", engine.name, type(e).__name__)
             self._record(url, None, asked_at)
             return
         if load is None:

@@ -8,6 +8,7 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 import json
 import math
 import re
+import time
 from typing import Any
 
 from rollq.errors import JobFailure
@@ -20,7 +21,13 @@ from rollq_worker.engine.exchange.replies import (
     read_refusal,
 )
 from rollq_worker.engine.exchange.server import PAUSED, EngineLoad, GenerationRequest, NotReady
-from rollq_worker.engine.limits import ContextLimits, first_model, object_or_empty, positive_number
+from rollq_worker.engine.limits import (
+    IDLE_S,
+    ContextLimits,
+    first_model,
+    object_or_empty,
+    positive_number,
+)
 from rollq_worker.engine.vllm.generate import read_reply, write_request
 from rollq_worker.protocols import Generated
 from rollq_worker.remote.http_client import NoResponse, Response
@@ -66,6 +73,7 @@ class VllmServer:
         self._http = http
         self._suits = False
         """True once nothing spoke against its tokens."""
+        self._used_at = 0.0
 
     def write_body(self, request: GenerationRequest) -> bytes:
         turn = request.turn
@@ -103,13 +111,18 @@ class VllmServer:
         return None
 
     def objection(self) -> str:
-        """Trainers need `processed_logprobs`. It is asked until it has them."""
-        if self._suits:
+        """Trainers need `processed_logprobs`. It is asked until it has them, and again after a time
+        in which nothing was sent there.
+        """
+        now = time.monotonic()
+        was_idle = now - self._used_at > IDLE_S
+        self._used_at = now
+        if self._suits and not was_idle:
             return ""
         try:
             objection = self._find_objection()
         except NoResponse as e:
-            return f"it is not known which logprobs it gives: {e}"
+            return "" if self._suits else f"it is not known which logprobs it gives: {e}"
         self._suits = not objection
         return objection
 

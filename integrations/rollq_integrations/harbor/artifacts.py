@@ -51,7 +51,7 @@ def copy(path: str, source: Sandbox, target: Sandbox) -> None:
         packed.seek(0)
         try:
             unpack(packed, Path(folder))
-        except (tarfile.TarError, OSError) as e:
+        except (tarfile.TarError, OSError, ValueError, RuntimeError) as e:  # the policy wrote it
             raise EnvironmentFailure(f"a copy of {path}: {e} {result.output[-2000:]}") from e
         file = Path(folder, Path(path).name)
         if file.exists():

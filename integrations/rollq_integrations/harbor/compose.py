@@ -42,6 +42,8 @@ KEYS = frozenset(
     "depends_on deploy".split()
 )
 """Keys of a service that are carried out, or change nothing here."""
+DOLLAR = "\ue000"
+"""Stands for `$$`, a dollar sign, while variables are filled in. No file has this character."""
 STARTED = "service_started"
 CONDITIONS = (STARTED, "service_healthy")
 _KNOWN_VOLUME = re.compile(r"^\./tests/?:/tests/?(:r[ow])?$")
@@ -262,8 +264,7 @@ def _environment(path: Path, service: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(listed, list):
         pairs = [text.partition("=") for text in listed]
         listed = {name: value if equals else None for name, equals, value in pairs}
-    values = variables(path, dict(_own(listed)))
-    return {name: text.replace("$$", "$") for name, text in values.items()}
+    return {name: _with_defaults(path, value, name) for name, value in _own(listed)}
 
 
 def _own(listed: Mapping[str, Json]) -> Iterator[tuple[str, Json]]:
@@ -274,10 +275,10 @@ def _own(listed: Mapping[str, Json]) -> Iterator[tuple[str, Json]]:
             yield name, value
 
 
-def _with_defaults(path: Path, text: str) -> str:
-    """The text with the defaults of its variables. `$$` is a dollar sign."""
-    parts = text.split("$$")
-    return "$".join(variables(path, {"text": part})["text"] for part in parts)
+def _with_defaults(path: Path, value: Json, name: str = "text") -> str:
+    """The text of that name with the defaults of its variables. `$$` is a dollar sign."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return variables(path, {name: text.replace("$$", DOLLAR)})[name].replace(DOLLAR, "$")
 
 
 def load_yaml(file: Path) -> dict[str, Any]:

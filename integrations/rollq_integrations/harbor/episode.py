@@ -139,7 +139,8 @@ class HarborEpisode:
         if is_last:
             return Observation("", done=True)
         grade = self._grade_step()
-        if _is_failed(step, grade.info["rewards"]):
+        rewards = grade.info["rewards"]
+        if not rewards or _is_failed(step, rewards):  # the policy has broken them, or failed
             return Observation("", done=True, reward=grade.reward)
         targets = [target for target, _ in step.tests]
         remove = ["rm", "-rf", LOGS, *targets]

@@ -38,5 +38,13 @@ def read(path: Path) -> TaskFolder:
         if (path / HARBOR).is_file():
             return harbor_form.read(path)
         return terminal_bench_form.read(path)
-    except (OSError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as e:
+    except (
+        OSError,
+        TypeError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as e:
         raise JobFailure(f"the task {path.name}: {type(e).__name__}: {e}") from e

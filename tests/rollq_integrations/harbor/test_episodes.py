@@ -273,3 +273,20 @@ def test_what_the_policy_has_spoiled_earns_nothing(
     grade = HarborEpisode(read(harbor(tmp_path / "one", toml))).grade()
     assert grade.reward == 0.0 and "no reward" in str(grade.info["tests"])
     assert spoiled.ended and fresh.closed and next(made, None) is None
+
+
+def test_a_step_that_the_policy_has_spoiled_ends_the_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoiled, fresh = FakeContainer(), FakeContainer({f"{LOGS}/reward.txt": b"1"})
+    made = iter([spoiled, fresh])
+    monkeypatch.setattr(room, "make_sandbox", lambda maker, spec: next(made))
+    files = {
+        f"steps/{name}/{file}": "x"
+        for name in ("first", "second")
+        for file in ("instruction.md", "tests/test.sh")
+    }
+    toml = "[[steps]]\nname = 'first'\n[[steps]]\nname = 'second'"
+    played = HarborEpisode(read(harbor(tmp_path / "one", toml, **files)))
+    seen = played.step(Action("respond", {"content": "done"}))
+    assert (seen.done, seen.reward, played.grade().reward) == (True, 0.0, 0.0)

@@ -3,13 +3,14 @@
 import io
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rollq.env import Action
+from rollq.env import Action, CommandResult
 from rollq.errors import EnvironmentFailure
 from rollq_integrations.harbor import load
 from rollq_integrations.harbor.artifacts import LARGEST_COPY, copy, unpack
@@ -211,6 +212,21 @@ def test_files_of_another_sandbox() -> None:
             copy("/huge", box, other)
 
 
+class PackedFile:
+    """A sandbox whose `tar` has written this."""
+
+    def __init__(self, packed: bytes) -> None:
+        self._parts = [packed]
+
+    def run(self, command: Sequence[str], **_: Any) -> CommandResult:
+        return CommandResult("", 0)
+
+    def download(self, path: str) -> bytes:
+        if not self._parts:
+            raise FileNotFoundError(path)
+        return self._parts.pop()
+
+
 @pytest.mark.parametrize("name", ["/x", "../x", "a/../../x", "link/x"])
 def test_a_packed_file_stays_in_its_folder(tmp_path: Path, name: str) -> None:
     packed = io.BytesIO()
@@ -361,3 +377,14 @@ def test_what_does_not_begin_is_a_failure(
     ):
         episode.step(Action("respond", {"content": "Done."}))
     until(lambda: not containers(), 60)
+
+
+@pytest.mark.parametrize("headers", [{"path": "a\0b"}, {"GNU.sparse.map": "x"}])
+def test_a_tar_that_the_policy_has_written_fails_the_copy(headers: dict[str, str]) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        entry = tarfile.TarInfo("x")
+        entry.pax_headers = headers
+        tar.addfile(entry)
+    with pytest.raises(EnvironmentFailure, match="a copy of /x"):
+        copy("/x", PackedFile(packed.getvalue()), PackedFile(b""))  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ services:
     tmpfs: [/tmp]
     deploy: {resources: {limits: {memory: 512M}}}
     networks: [all]
-    environment: {A: "1$$"}
+    environment: {A: "1$$", B: "$${HOME}", C: "${NONE:-x$$y}", D: true}
     healthcheck: {test: "ping $$HOST", interval: 500ms, timeout: 3s, start_period: 1h}
 """
 
@@ -51,7 +51,11 @@ def test_services_of_docker_compose(tmp_path: Path) -> None:
     task = read(harbor(tmp_path / "one", "[environment.env]\nB = '2'", **files))
     assert task.place.env == {"COLOUR": "red", "B": "2"} and [*task.services] == ["db", "api"]
     db, api = task.services.values()
-    assert (db.place.image, db.place.env, db.place.command) == ("redis:7", {"A": "1$"}, ())
+    assert (db.place.image, db.place.env, db.place.command) == (
+        "redis:7",
+        {"A": "1$", "B": "${HOME}", "C": "x$y", "D": "true"},
+        (),
+    )
     assert (db.place.cpus, db.place.memory) == (1.0, 512 << 20)
     assert db.healthcheck == Healthcheck(
         command="ping $HOST",

@@ -347,6 +347,7 @@ def test_folders_that_lack_something(tmp_path: Path) -> None:
             ("services: [a]", "services is a list, not a table"),
             ("services: {client: }", "client is a NoneType, not a table"),
             ("services: {client: {environment: red}}", "the task compose-2: AttributeError"),
+            ("a: " + "[" * 3000, "RecursionError"),
             (
                 "services: {client: {environment: [KEY]}}",
                 "asks for the variable KEY of this machine",

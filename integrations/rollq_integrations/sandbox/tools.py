@@ -1,6 +1,6 @@
 """Tools that run the policy's commands in a sandbox: `bash` and `python`.
 
-    load = dataset("tasks.jsonl", reward="number", tools=commands("python"))
+    load = dataset("tasks.jsonl", reward="number", tools=commands("python", sandbox=Bubblewrap))
 
 The commands of an episode share one sandbox, which ends with it. An exit code, a limit that stops a
 command and a program that is missing are observations. It does not know how a sandbox is made.

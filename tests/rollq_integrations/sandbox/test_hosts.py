@@ -134,3 +134,8 @@ def test_an_engine_that_goes_away_before_a_container_is_placed_is_waited_for(
     monkeypatch.setenv("DOCKER_HOST", stack.enter_context(engine(versions=1)))
     with pytest.raises(ServiceAway, match="does DOCKER_HOST name its address"):
         places(1)
+
+
+def test_an_empty_entry_is_no_host(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLQ_SANDBOX_HOSTS", "tcp://a:1,, tcp://b:2,")
+    assert [str(host) for host in hosts()] == ["tcp://a:1", "tcp://b:2"]

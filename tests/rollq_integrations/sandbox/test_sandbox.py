@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 import select
 import shutil
 import signal
@@ -428,3 +429,24 @@ def test_variables_and_files_of_a_command(box: Bubblewrap, tmp_path: Path) -> No
     assert box.download("/work/here") == bytes(range(256)) * 1000
     with pytest.raises(FileNotFoundError):
         box.upload(tmp_path / "none", "/work")
+
+
+def test_a_worker_with_many_files_open(box: Bubblewrap) -> None:
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, 4096), most))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with Bubblewrap(LIMITS) as other:
+            assert other.run(["/bin/echo", "x"]).output == "x\n"
+    finally:
+        for file in held:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+
+
+def test_an_interpreter_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "python").symlink_to(sys.base_prefix)
+    code = f"import sys; sys.base_prefix = {str(tmp_path / 'python')!r}; "
+    code += "from rollq_integrations.sandbox import Bubblewrap, PYTHON; box = Bubblewrap(); "
+    code += "print(box.run([PYTHON, '-c', 'print(6 * 7)']).output)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "42"

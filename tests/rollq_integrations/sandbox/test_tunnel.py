@@ -25,7 +25,7 @@ target, command = sys.argv[-2:]
 forward = sys.argv[sys.argv.index('-L') + 1]
 inner, outer = forward.split(":")
 open({pids!r}, "a").write(f"{os.getpid()}\\n")
-if target != "me@there" or command != "cat" or "-p" not in sys.argv:
+if target.lower() != "me@there" or command != "cat" or "-p" not in sys.argv:
     time.sleep(1.0)
     sys.exit(f"cannot reach {target}")
 server = socket.socket(socket.AF_UNIX)
@@ -81,7 +81,7 @@ def runs(pid: int) -> bool:
 
 
 def test_it_opens_again_where_it_has_ended(pids: Path, engine: str) -> None:
-    tunnel = Tunnel(f"ssh://me@there:22{engine}")
+    tunnel = Tunnel(f"ssh://me@There:22{engine}")
     assert reaches(tunnel) and reaches(tunnel)
     [first] = map(int, pids.read_text().split())
     os.kill(first, signal.SIGKILL)

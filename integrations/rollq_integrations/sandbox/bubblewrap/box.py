@@ -42,7 +42,7 @@ PYTHON_FOLDER = sys.base_prefix if sys.base_prefix.startswith("/usr") else "/opt
 """
 LIBRARY_FOLDER = "/opt/libpython"
 """Folder of its own library inside, which holds nothing else."""
-PYTHON = f"{PYTHON_FOLDER}/{OWN_PYTHON.relative_to(sys.base_prefix)}"
+PYTHON = f"{PYTHON_FOLDER}/{OWN_PYTHON.relative_to(os.path.realpath(sys.base_prefix))}"
 """The interpreter inside."""
 FIRST_USER = 2_000_000_000
 """The sandboxes of a worker that is root have users of their own from here on, so that each has its
@@ -272,11 +272,13 @@ def _start(limits: Limits) -> "subprocess.Popen[bytes]":
 
 
 def _readable(content: bytes) -> int:
-    """A file descriptor with that content, which must fit into a pipe."""
-    read, write = os.pipe()
-    os.write(write, content)
-    os.close(write)
-    return read
+    """The descriptor of a file in memory. A pipe could be too small: a user with many pipes gets
+    only such.
+    """
+    file = os.memfd_create("rollq")
+    os.write(file, content)
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
 
 
 def _walls(limits: Limits, root: bool) -> Iterator[str]:
@@ -342,6 +344,8 @@ def _answer(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[dict[st
     deadline = time.monotonic() + seconds
     reply: dict[str, Any] | None = None
     got = bytearray()
+    poller = select.poll()  # select() takes no descriptor above 1023
+    poller.register(process.stdout, select.POLLIN)
     while True:
         if reply is None and b"\n" in got:
             head, _, rest = bytes(got).partition(b"\n")
@@ -351,8 +355,7 @@ def _answer(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[dict[st
         if reply is not None and len(got) >= reply["size"]:
             return reply, bytes(got)
         left_s = max(0.0, deadline - time.monotonic())
-        ready, _, _ = select.select([process.stdout], [], [], left_s)
-        if not ready:
+        if not poller.poll(left_s * 1000):
             raise EnvironmentFailure(f"the sandbox did not answer for {seconds:g} s")
         part = process.stdout.read(65536)
         if not part:

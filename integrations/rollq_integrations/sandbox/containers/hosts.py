@@ -107,9 +107,10 @@ def hosts() -> list[Host]:
         import docker  # noqa: F401
     except ImportError as e:
         raise JobFailure(f"containers need the package docker: {install_line('containers')}") from e
-    addresses = (os.environ.get(HOSTS) or os.environ.get("DOCKER_HOST", "")).strip(", ")
+    listed = os.environ.get(HOSTS) or os.environ.get("DOCKER_HOST", "")
+    addresses = [address.strip() for address in listed.split(",") if address.strip()]
     try:
-        return [host_at(address.strip()) for address in addresses.split(",")]
+        return [host_at(address) for address in addresses or [""]]
     except ValueError as e:  # its port
         raise ForOtherWorkers(f"the addresses of container engines, {_variable()}: {e}") from e
 

@@ -5,6 +5,7 @@ The main process of a container is a shell that uses nothing of its image, which
 change, and makes no process, for which there may be no room.
 """
 
+import logging
 import os
 import threading
 import time
@@ -12,6 +13,8 @@ from contextlib import suppress
 from typing import Any
 
 from rollq_integrations.sandbox.containers.engine import sweep
+
+log = logging.getLogger(__name__)
 
 LEASE_S = 90
 """Seconds after which a container ends that has heard nothing from its worker."""
@@ -63,22 +66,21 @@ class Heartbeat:
                 threading.Thread(target=_sweep_for_ever, name="rollq-sweeps", daemon=True).start()
 
     def leave(self, name: str) -> None:
-        with self._lock:
+        with self._lock:  # else a line could go to another file that has its number by now
             connection = self._connections.pop(name, None)
-        if connection is not None:
-            connection.close()
+            if connection is not None:
+                connection.close()
 
     def _run(self) -> None:
         while True:
             time.sleep(BEAT_S)
             with self._lock:
-                connections = list(self._connections.values())
-            for connection in connections:
-                with suppress(OSError, ValueError):  # it has ended
-                    if hasattr(connection, "send"):  # of TLS
-                        connection.send(b"\n")
-                    else:
-                        os.write(connection.fileno(), b"\n")
+                for connection in self._connections.values():
+                    with suppress(OSError, ValueError):  # it has ended
+                        if hasattr(connection, "send"):  # of TLS
+                            connection.send(b"\n")
+                        else:
+                            os.write(connection.fileno(), b"\n")
 
 
 HEARTBEAT = Heartbeat()
@@ -86,5 +88,8 @@ HEARTBEAT = Heartbeat()
 
 def _sweep_for_ever() -> None:
     while True:
-        sweep()
+        try:
+            sweep()
+        except Exception:
+            log.exception("sweeping containers failed; trying again in a minute")
         time.sleep(60.0)

@@ -29,8 +29,13 @@ class Tunnel:
 
     def __init__(self, address: str) -> None:
         url = urlsplit(address)
+        if not url.hostname:
+            raise ValueError(f"{address} names no host")
         user = f"{url.username}@" if url.username else ""
-        self._target = [*(["-p", str(url.port)] if url.port else []), f"{user}{url.hostname}"]
+        # `hostname` is in small letters, and the names of ssh's settings may not be
+        start = url.netloc.lower().index(url.hostname.lower(), url.netloc.rfind("@") + 1)
+        host = url.netloc[start : start + len(url.hostname)]
+        self._target = [*(["-p", str(url.port)] if url.port else []), f"{user}{host}"]
         self._folder = tempfile.mkdtemp(prefix="rollq-ssh-")
         self._socket = Path(self._folder, "engine.sock")
         self._forward = f"{self._socket}:{url.path.rstrip('/') or DOCKERS_SOCKET}"

@@ -52,13 +52,17 @@ def test_lines_that_cannot_be_read_are_shown_and_cost_no_other(tmp_path: Path) -
             b"not json\n"
             + b'{"job":"r/g/1","run":7}\n'
             + b"\xff\n"
+            + json.dumps(record(played(1)) | {"task": float("inf")}).encode()
+            + b"\n"
+            + (json.dumps(record(played(1)))[:-1] + f', "reward": 1{"0" * 400}}}').encode()
+            + b"\n"
             + json.dumps(record(played(1))).encode()
             + b"\n"
         )
     place = ExportedFile(path)
-    assert {found["run"]: found["rollouts"] for found in place.runs()} == {"r": 2, UNREADABLE: 3}
+    assert {found["run"]: found["rollouts"] for found in place.runs()} == {"r": 2, UNREADABLE: 5}
     wrong = place.listing(UNREADABLE).rows
-    assert list(wrong) == ["line 2", "line 3", "line 4"]
+    assert list(wrong) == [f"line {number}" for number in range(2, 7)]
     assert "not a line of JSON" in wrong["line 2"].why
     with pytest.raises(ContractError, match="line of JSON"):
         place.rollout(UNREADABLE, "line 2", None)

@@ -83,6 +83,10 @@ def test_huge_rewards_are_counted_as_well() -> None:
     assert (group["mean"], group["spread"], counts["reward_mean"]) == (5e299, 5e299, 5e299)
 
 
+def test_a_range_that_no_float_holds_has_a_histogram() -> None:
+    assert histogram([-1e308, 1e308, 0.0])["counts"] == [1, *[0] * 4, 1, *[0] * 3, 1]
+
+
 def test_why_says_what_is_false_or_not_empty() -> None:
     assert (
         why({"database": False, "outputs": True, "wrong": ["a", "b"], "untold": []})

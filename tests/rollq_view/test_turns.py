@@ -1,6 +1,7 @@
 """The turns of an exported record are those of its journal."""
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -125,6 +126,19 @@ odd_messages = st.lists(
 damages = st.dictionaries(
     st.sampled_from(sorted(record(trajectory()))), odd, min_size=1, max_size=3
 )
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"times": [["engine", 10**400, 1, 0]]},
+        {"logprobs": [10**400]},
+        {"messages": [{"role": "user", "content": json.loads("[" * 900 + "]" * 900)}]},
+    ],
+)
+def test_a_record_with_what_no_float_holds(damage: dict[str, object]) -> None:
+    with suppress(ContractError):
+        page_of_record(record(trajectory()) | damage)
 
 
 @settings(max_examples=300)

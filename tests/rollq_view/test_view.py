@@ -68,4 +68,5 @@ def test_wrong_lines_are_clear_errors(ledger: Ledger, redis_url: str, tmp_path: 
     assert "leave out --run" in rollq("view", path, "--run", "r", code=2).stderr
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert f"port {port} is in use" in rollq("view", path, "--port", port, code=2).stderr
+        said = rollq("view", path, "--port", port, code=2).stderr
+        assert f"cannot listen at port {port}: " in said and "in use" in said

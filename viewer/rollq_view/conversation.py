@@ -63,7 +63,14 @@ def page(
             "faults": list(faults),
             **facts,
         }
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as e:
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as e:
         reason = "; ".join(faults) or f"{type(e).__name__} {e}"
         raise ContractError(f"{str(record.get('job'))[:300]} cannot be shown: {reason}") from e
 

@@ -87,7 +87,7 @@ class ExportedFile:
     def _add(self, head: Head) -> None:
         try:
             row = row_of(head.fields)
-        except (ContractError, KeyError, TypeError, ValueError, AttributeError) as e:
+        except (ContractError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
             row = _unreadable(head, e)
         count = 1
         key = row.job

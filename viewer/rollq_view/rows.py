@@ -169,7 +169,9 @@ def histogram(rewards: Sequence[float]) -> dict[str, Any]:
     low, high = min([0.0, *rewards]), max([1.0, *rewards])
     counts = [0] * BARS
     for reward in rewards:
-        counts[min(BARS - 1, int((reward - low) / (high - low) * BARS))] += 1
+        # halves, because the range of two floats may be none
+        place = (reward / 2 - low / 2) / (high / 2 - low / 2)
+        counts[min(BARS - 1, int(place * BARS))] += 1
     return {"low": low, "high": high, "counts": counts}
 
 

@@ -205,13 +205,13 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return _json({"error": str(e)}, status=422)
     except RollqError as e:
         return _json({"error": str(e)}, status=503)
-    except (KeyError, ValueError, TypeError, RecursionError) as e:
+    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as e:
         return _json({"error": f"this request cannot be read: {type(e).__name__} {e}"}, status=400)
 
 
 def serve(server: ViewServer, port: int, *, ready: Callable[[int], None]) -> None:
     """Serves until Ctrl-C or SIGTERM. `ready` gets the port once it is open. Raises SettingsError
-    when it is taken.
+    when it cannot be opened.
     """
     asyncio.run(_serve(server, port, ready))
 
@@ -224,7 +224,10 @@ async def _serve(server: ViewServer, port: int, ready: Callable[[int], None]) ->
         await site.start()
     except OSError as e:
         await runner.cleanup()
-        raise SettingsError(f"port {port} is in use; choose another --port, or 0 for any") from e
+        reason = e.strerror or e
+        raise SettingsError(
+            f"cannot listen at port {port}: {reason}; choose another --port, or 0 for any"
+        ) from e
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)

@@ -58,7 +58,13 @@ class RowTable {
     if (this.asked.has(offset)) return;
     const mark = {};
     this.asked.set(offset, mark);
-    const answer = await this.fetchRows(offset, FETCHED);
+    let answer;
+    try {
+      answer = await this.fetchRows(offset, FETCHED);
+    } catch (error) {
+      if (this.asked.get(offset) === mark) this.asked.delete(offset); // so that the next look asks again
+      throw error;
+    }
     if (this.asked.get(offset) !== mark || !answer) return;
     this.total = answer.total;
     this.node.setAttribute('aria-rowcount', String(answer.total + 1));
@@ -75,7 +81,7 @@ class RowTable {
     for (let place = first; place < last; place += 1) {
       const row = this.rows.get(place);
       if (row) nodes.push(this.line(row, place));
-      else this.ask(Math.floor(place / FETCHED) * FETCHED);
+      else this.ask(Math.floor(place / FETCHED) * FETCHED).catch(failed);
     }
     if (!this.total) nodes.push(el('p.empty', null, 'No rollout is listed.'));
     this.space.replaceChildren(...nodes);

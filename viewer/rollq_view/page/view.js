@@ -23,9 +23,18 @@ function path(parts, params = {}) {
   return `#/${parts.map(encodeURIComponent).join('/')}${asked.size ? `?${asked}` : ''}`;
 }
 
+// The text of a part of an address, also of one that somebody has typed wrongly.
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 function whereTo() {
   const [names, asked] = location.hash.replace(/^#\/?/, '').split('?');
-  return { parts: names.split('/').filter(Boolean).map(decodeURIComponent), params: new URLSearchParams(asked || '') };
+  return { parts: names.split('/').filter(Boolean).map(decoded), params: new URLSearchParams(asked || '') };
 }
 
 function crumbs(...links) {

@@ -38,11 +38,11 @@ password() { # USER: of its file
   sed -n "s|^redis://$1:\([^@]*\)@redis:6379/0\$|\1|p" "$folder/$1-url"
 }
 if [ -n "$(password worker)" ]; then # the Redis of compose
-  rm -f "$folder/redis-users.acl"
   ROLLQ_WORKER_PASSWORD=$(password worker) ROLLQ_PRODUCER_PASSWORD=$(password producer) \
     ROLLQ_TRAINER_PASSWORD=$(password trainer) ROLLQ_READER_PASSWORD=$(password reader) \
     ROLLQ_FLOWER_PASSWORD=$(password flower) ROLLQ_ADMIN_PASSWORD=$(password admin) \
-    deploy/redis/users.sh >"$folder/redis-users.acl"
+    deploy/redis/users.sh >"$folder/redis-users.acl.new" || { rm -f "$folder/redis-users.acl.new"; exit 1; }
+  mv -f "$folder/redis-users.acl.new" "$folder/redis-users.acl" # an empty one would let everybody in
 fi
 [ -e "$folder/redis-users.acl" ] || : >"$folder/redis-users.acl"
 chmod 644 "$folder/redis-users.acl"

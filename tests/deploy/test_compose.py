@@ -126,6 +126,15 @@ class TestSecrets:
             refused.returncode == 1 and f".env says ROLLQ_SECRETS={folder}/safe" in refused.stderr
         )
 
+    def test_an_address_of_another_redis_leaves_the_passwords_of_this_one(
+        self, folder: Path
+    ) -> None:
+        users = (folder / "secrets" / "redis-users.acl").read_text()
+        (folder / "secrets" / "trainer-url").write_text("redis://trainer:x@elsewhere:6379/0\n")
+        refused = subprocess.run(["deploy/secrets.sh"], cwd=folder, capture_output=True)
+        assert refused.returncode
+        assert (folder / "secrets" / "redis-users.acl").read_text() == users != ""
+
     def test_settings_of_the_operator_are_kept(self, folder: Path) -> None:
         assert "ROLLQ_SECRETS=./secrets" in (folder / ".env").read_text()
         (folder / ".env").write_text("MINE=1\n")

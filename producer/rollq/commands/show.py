@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         for line in Transcript(record, colour=colour).lines(facts):
             print(line)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
         raise ContractError(
             f"{args.what} is not an exported trajectory: {type(e).__name__} {e}"
         ) from e

@@ -52,7 +52,6 @@ class BatchWait:
         """Time at which the wait times out, on the monotonic clock."""
         self.since = 0.0
         """Time at which the wait began, on Redis's clock. 0.0 before it begins."""
-        self._began = 0.0
         self._groups = 0
         self._timed_out = -inf
         self._exhausted_since: float | None = None
@@ -63,10 +62,10 @@ class BatchWait:
         self._log: WaitLog
 
     def begin(self, groups: int, timeout: float | None) -> None:
-        self._began = time.monotonic()
+        began = time.monotonic()
         self._groups = groups
-        self.deadline = inf if timeout is None else self._began + timeout
-        if self._began - self._timed_out > LOOK_S:
+        self.deadline = inf if timeout is None else began + timeout
+        if began - self._timed_out > LOOK_S:
             self.since = 0.0
             self._exhausted_since = None
             self._log = WaitLog(lambda: self._explain(self._groups))

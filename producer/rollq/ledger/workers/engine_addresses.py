@@ -48,11 +48,14 @@ def check_addresses(name: str, urls: Iterable[str]) -> set[str]:
     where = f"the engines {name}"
     if isinstance(urls, str):
         raise SettingsError(f"{where}: addresses belong in a list, not in a text: [{urls!r}]")
-    addresses = {engine_address(url, where) for url in urls}
-    for url in addresses:
-        if url.startswith((FILE, REDIS)):
-            raise SettingsError(f"{where}: {url}: a list of engines has no lists in it")
-    return addresses
+    return {_listed(url, where) for url in urls}
+
+
+def _listed(url: str, where: str) -> str:
+    """An address in a list. Raises SettingsError, also for another list."""
+    if url.startswith((FILE, REDIS)):
+        raise SettingsError(f"{where}: {url}: a list of engines has no lists in it")
+    return engine_address(url, where)
 
 
 def set_addresses(client: "redis.Redis", name: str, urls: set[str]) -> None:
@@ -81,7 +84,5 @@ def read_list(source: str, client: Any) -> tuple[str, ...]:
         entry = line.strip()
         if not entry or entry.startswith("#"):
             continue
-        if entry.startswith((FILE, REDIS)):
-            raise SettingsError(f"{source}: {entry}: a list of engines has no lists in it")
-        addresses.append(engine_address(entry, source))
+        addresses.append(_listed(entry, source))
     return tuple(addresses)

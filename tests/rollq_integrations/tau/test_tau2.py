@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,16 @@ def test_programs_of_the_package_are_left_out_and_no_env_file_is_read(
     retail: ConversationDomain,
 ) -> None:
     assert "tau2" not in sys.modules and "tau2.domains.retail.environment" in sys.modules
+    assert "PYTHON_DOTENV_DISABLED" not in os.environ
+
+
+def test_domains_that_load_at_once_do_not_get_in_each_other_s_way(fake_tau2: Path) -> None:
+    for variant in ("retail", "telecom"):
+        module = fake_tau2 / f"tau2/domains/{variant}/environment.py"
+        module.write_text(f"import time\ntime.sleep(0.2)\n{module.read_text()}")
+    with ThreadPoolExecutor(2) as pool:
+        names = [domain.name for domain in pool.map(tau2.load, ("retail", "telecom"))]
+    assert names == ["tau2:retail", "tau2:telecom"]
     assert "PYTHON_DOTENV_DISABLED" not in os.environ
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -17,10 +18,17 @@ from rollq_integrations.tau.backend import version_with_commit
 
 DATA = "*.json", "*.toml", "*.md"
 """A domain's files. Those of its folders are pictures and notes."""
+_lock = threading.Lock()
+"""Held while a domain is imported, because `bare_package` is in the way of another import."""
 
 
 def imported(variant: str) -> tuple[Any, Path]:
     """The module of a domain, and the folder with the domain's data."""
+    with _lock:
+        return _imported(variant)
+
+
+def _imported(variant: str) -> tuple[Any, Path]:
     spec = importlib.util.find_spec("tau2")
     home = Path(next(iter(spec.submodule_search_locations or ()), "")) if spec else Path()
     if spec is None or not (home / "domains" / variant).is_dir():

@@ -1,10 +1,12 @@
 """A check of environments that hang, or end their process."""
 
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -91,21 +93,27 @@ def test_a_load_that_does_not_return(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kill", [os.kill, os.killpg])
 def test_a_signal_ends_the_check_and_closes_the_environment(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kill: Callable[[int, int], None], number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, closed = tmp_path / "begun", tmp_path / "closed"
+    log = tmp_path / "log"
+    log.touch()
+    note = f"print({{!r}}, file=open({str(log)!r}, 'a'))".format
     env = world(
         tmp_path,
         monkeypatch,
-        step=f"open({str(begun)!r}, 'w'); time.sleep(0.4); return self.step(action)",
-        close=f"open({str(closed)!r}, 'w')",
+        open=f"Episode.longest_step_s = 60; {note('open')}",
+        step=f"{note('step')}; time.sleep(60)",
+        close=f"time.sleep(0.3); {note('close')}",
     )
     line = [sys.executable, "-m", "rollq", "env", "check", env]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    ) as process:
         until = time.monotonic() + 60
-        while not begun.exists() and time.monotonic() < until:
+        while "step" not in log.read_text() and time.monotonic() < until:
             time.sleep(0.02)
-        process.send_signal(number)
+        kill(process.pid, number)
         assert process.wait(30) in (130, 143)
-    assert closed.exists()
+    assert log.read_text().split() == ["open", "close", "open", "step", "close"]

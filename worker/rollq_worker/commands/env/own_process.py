@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from rollq.env import Domain
 from rollq.errors import EnvironmentFailure, RolloutFailure, RollqError, SettingsError
@@ -177,8 +177,8 @@ def _check(
     """The main function of the process."""
     if sys.platform == "linux":
         end_with_parent(parent)
-    # Other than SystemExit, nothing takes a KeyboardInterrupt for an error of the environment.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     os.dup2(output, 1)
     error = None
     with open(folder / STACK, "w") as stack, open(folder / CALLS, "wb") as calls:
@@ -192,6 +192,15 @@ def _check(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         sys.stdout.flush()
         pipe.send(error)
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    """Raises KeyboardInterrupt, which nothing takes for an error of the environment. Once: the
+    second signal of a Ctrl-C must not end the close of an environment.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _play(

@@ -76,6 +76,18 @@ class TestContext:
             assert client.room(100) == 900
             assert generate(client).finish is Finish.STOP
 
+    def test_an_engine_that_was_replaced_by_one_with_a_shorter_context(
+        self, connect: Connect
+    ) -> None:
+        message = "The input (800 tokens) is longer than the model's context length (500 tokens)."
+        refusal = (400, {"error": {"message": message}})
+        with scripted_engine(refusal, server_info=(200, INFO)) as engine:
+            client = connect(engine)
+            assert client.room(400) == 600
+            engine.paths["/server_info"] = (200, {"context_length": 500, "max_req_input_len": 494})
+            assert generate(client, ids=[1] * 800).finish is Finish.LENGTH
+            assert client.room(400) == 100
+
     @pytest.mark.parametrize("count", [83, 89, 93])
     def test_an_engine_that_reserves_tokens_for_drafts(self, connect: Connect, count: int) -> None:
         """As SGLang with EAGLE, which reports its whole context."""

@@ -120,9 +120,10 @@ class EngineLimits:
         """Takes over the limit that a refusal of `requested` tokens named, less the tokens that the
         engine reserves.
 
-        Limits that the engine reported stay, because one odd refusal must not shorten every
-        episode.
+        Limits that the engine reports stay, because one odd refusal must not shorten every
+        episode. It is asked again, because it may have been replaced while nothing was sent.
         """
+        self.forget()
         self.current()
         # With EAGLE, SGLang counts its draft tokens, at most some 256, as part of every prompt.
         room = limit - reserved if 0 < reserved <= 256 else limit

@@ -111,11 +111,13 @@ class Producer:
 
     def step(self) -> str:
         if self.ended.is_set():
-            if self.errors and isinstance(self.errors[-1], Gap):  # "the same command does"
-                self.errors.pop()
-                self.start()
-                return "submit again"
-            return ""
+            if not self.errors:
+                return ""
+            error = self.errors.pop()
+            if not isinstance(error, Gap):
+                raise error
+            self.start()  # "the same command does"
+            return "submit again"
         self.entered = min(self.entered + 1, len(self.groups))
         self.source.allow(self.entered)
         self.source.wait_until_asked(self.entered, self.ended)

@@ -222,7 +222,6 @@ class History:
 
     def _start_again(self) -> bool:
         """The same commands again, as somebody does who sees that a run waits for ever. Once."""
-        self.producer.errors.clear()
         self.producer.close()
         self.producer = Producer(self.redis.url, self.groups[0])
         self.producer.source.allow(WITH_SOURCE)

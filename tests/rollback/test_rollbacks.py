@@ -5,9 +5,11 @@ goes wrong.
 import hashlib
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rollq import Client
 from rollq.events import Event
 from rollq.ledger import scripts
 from rollq.trajectory import Trajectory
@@ -83,3 +85,18 @@ def test_a_script_is_one_record() -> None:
     records = list(read_records(command("SELECT", "0") + b"".join(taken) + alone))
     assert [record.kind for record in records] == ["take", "append"]
     assert records[1].end - records[1].start == len(alone)
+
+
+def test_a_producer_that_fails_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = Client.submit
+
+    def failing(client: Client, jobs: Any, **options: Any) -> Any:
+        if options:
+            monkeypatch.undo()
+            raise OSError("it broke")
+        return submit(client, jobs, **options)
+
+    monkeypatch.setattr(Client, "submit", failing)
+    assert play(tmp_path, 0, []).wrong == ["OSError: it broke"]

@@ -53,6 +53,7 @@ PARAMETERS = {
         },
         "y": {"type": "array", "items": {"type": "integer"}},
         "z": {"type": "object", "properties": {"deep": {"type": "number", "default": 1.5}}},
+        "u": {"oneOf": [{"type": "object"}, {"type": "string"}]},
     },
     "required": ["x"],
 }

@@ -24,12 +24,7 @@ JSON = st.recursive(
 
 
 BOTH = frozenset({"array", "object"})
-DEFS = {
-    "Address": {"type": "object", "properties": {"street": {"type": "string"}}},
-    "Level": {"enum": [1, 2]},
-    "Name": {"type": "string"},
-    "Loop": {"$ref": "#/$defs/Loop"},
-}
+DEFS = {"Loop": {"$ref": "#/$defs/Loop"}}
 
 
 def read(text: str, schema: Any, kind: str = "") -> tuple[Any, str]:
@@ -43,48 +38,23 @@ def read(text: str, schema: Any, kind: str = "") -> tuple[Any, str]:
 @pytest.mark.parametrize(
     ("text", "schema", "value"),
     [
-        ("5", {"type": "integer"}, 5),
         ("5.0", {"type": "integer"}, 5),
         ("1e3", {"type": "integer"}, 1000),
-        ("5", {"type": "string"}, "5"),
-        ("5", {"type": ["integer", "null"]}, 5),
         ("5", {"type": "INTEGER"}, 5),
         ('{"a": 1}', {"type": "STRING"}, '{"a": 1}'),
         ("[1]", {"type": {}}, [1]),
-        ("null", {"type": ["integer", "null"]}, None),
         ("1e3", {"type": "number"}, 1000.0),
         ("7", {"type": "number"}, 7),
         ("True", {"type": "boolean"}, True),
-        ("[1, 2]", {"type": "array"}, [1, 2]),
         ("(1, 2)", {"type": "array"}, [1, 2]),
         ("['it\\'s', \"it's\"]", {"type": "array"}, ["it's", "it's"]),
         (r"['\x41\u00e9\U0001f642\n\\']", {"type": "array"}, ["Aé🙂\n\\"]),
         (r"['\ud83d\ude42']", {"type": "array"}, ["🙂"]),
         ("[(1,), (), ((), 2)]", {"type": "array"}, [[1], [], [[], 2]]),
         (f"{['-'] * 9000}", {"type": "array"}, ["-"] * 9000),
-        ("x", {"anyOf": [{"type": "integer"}, {"type": "string"}]}, "x"),
-        ("3", {"oneOf": [{"type": "integer"}, {"type": "boolean"}]}, 3),
-        ("2", {"enum": [1, 2, 3]}, 2),
-        ("2", {"const": 2}, 2),
-        ("two", {"const": "two"}, "two"),
         ("{}", {"properties": {}}, {}),
         ("[]", {"items": {}}, []),
-        ('{"street": "x"}', {"$ref": "#/$defs/Address"}, {"street": "x"}),
-        (
-            '{"street": "x"}',
-            {"anyOf": [{"$ref": "#/$defs/Address"}, {"type": "null"}]},
-            {"street": "x"},
-        ),
-        ("null", {"anyOf": [{"$ref": "#/$defs/Address"}, {"type": "null"}]}, None),
-        (
-            '{"street": "x"}',
-            {"allOf": [{"$ref": "#/$defs/Address"}], "description": "where"},
-            {"street": "x"},
-        ),
         ("5", {"allOf": [{"type": ["string", "integer"]}, {"type": "number"}]}, 5),
-        ("1", {"$ref": "#/$defs/Level"}, 1),
-        ("1", {"$ref": "#/$defs/Name"}, "1"),
-        ('{"a": 1}', {}, {"a": 1}),
         ('{"a": 1}', {"description": "anything"}, {"a": 1}),
         ("5", {}, "5"),
         ("[1]", True, [1]),
@@ -105,7 +75,6 @@ def test_text_gets_the_type_of_its_schema(text: str, schema: Any, value: Any) ->
         ("five", {"type": "integer"}, "integer"),
         ("5.5", {"type": "integer"}, "integer"),
         ("\u0663", {"type": "integer"}, "integer"),  # a digit, and none of JSON
-        ("five", {"type": "INTEGER"}, "integer"),
         ("1e999", {"type": "number"}, "integer or number"),
         (str(2**63), {"type": "integer"}, "integer"),
         ("1e22", {"type": "integer"}, "integer"),
@@ -120,7 +89,6 @@ def test_text_gets_the_type_of_its_schema(text: str, schema: Any, value: Any) ->
         ("{1: 'a'}", {"type": "object"}, "object"),
         ("{'a': 1, 'a': 2}", {"type": "object"}, "object"),
         ("{'a': inf}", {"type": "object"}, "object"),
-        ("Main Street", {"$ref": "#/$defs/Address"}, "object"),
     ],
 )
 def test_text_that_fits_no_type_is_malformed(text: str, schema: Any, kinds: str) -> None:

@@ -6,14 +6,12 @@ from tests.rollq_worker.toolcalls.turns.turn import f, turns_of
 tagged = turns_of("functionary_v31")
 CALL = '<function=f>{"s": "hi"}</function>'
 FUNCTIONARY31_TURNS = [
-    tagged("white space", '<function=f>\n{"s": "hi"}\n</function>', calls=[f(s="hi")]),
     tagged(
         "an end tag in a string",
         '<function=f>{"s": "</function>"}</function>',
         calls=[f(s="</function>")],
     ),
     tagged("no name", '<function=>{"s": "hi"}</function>', error="no function name"),
-    tagged("no arguments", "<function=f></function>", error="not valid JSON"),
     tagged("a list", "<function=f>[1]</function>", error="not a JSON object"),
     tagged(
         "words in the tag",
@@ -22,25 +20,16 @@ FUNCTIONARY31_TURNS = [
     ),
     tagged("an open call", CALL.removesuffix("</function>"), error="was not closed"),
     tagged("half a call", CALL[:-15], error="cut off"),
-    tagged(
-        "a good and a bad call",
-        f"{CALL}<function=g>{{",
-        calls=[f(s="hi")],
-        content="<function=g>{",
-        error="cut off",
-    ),
 ]
 
 messages = turns_of("functionary_v32")
 FUNCTIONARY32_TURNS = [
-    messages("one call", 'f\n{"s": "hi"}', calls=[f(s="hi")]),
     messages("words of a prompt", "all\n>>> 1 + 1\n2", content=">>> 1 + 1\n2"),
     messages("with the sign of the header", '>>>f\n{"s": "hi"}', calls=[f(s="hi")]),
     messages("a recipient in a string", 'f\n{"s": ">>>g"}', calls=[f(s=">>>g")]),
     messages("no recipient", "Hello there.", error="does not begin with a recipient"),
     messages("only a recipient", "f", error="does not begin with a recipient"),
     messages("no arguments", "f\n", error="cut off"),
-    messages("words for arguments", "f\nhi", error="not valid JSON"),
     messages("text behind", 'f\n{"s": "hi"} ok', error="text behind"),
     messages(
         "a bad and a good call",

@@ -5,7 +5,6 @@ from tests.rollq_worker.toolcalls.turns.turn import (
     LENIENT,
     LOST,
     REASONING,
-    TAIL,
     TEXT,
     UNKNOWN,
     f,
@@ -28,22 +27,7 @@ HERMES_TURNS = [
         calls=[f(s="hi")],
         sglang="qwen25 wants the line breaks",
     ),
-    hermes("text behind", f"{HERMES_CALL}\nDone?", calls=[f(s="hi")], content="Done?", sglang=TAIL),
-    hermes(
-        "an unknown tool",
-        json_block('{"name": "h", "arguments": {}}'),
-        calls=[Action("h", {})],
-        sglang=UNKNOWN,
-    ),
-    hermes("bad JSON", json_block("{'name': 'f'}"), error="not valid JSON", sglang=LOST),
-    hermes("half a call", HERMES_CALL[:-20], error="cut off", sglang=LOST),
     hermes("parameters", json_block('{"name": "f", "parameters": {"n": 1}}'), calls=[f(n=1)]),
-    hermes(
-        "null for arguments",
-        json_block('{"name": "f", "arguments": null}'),
-        calls=[f()],
-        sglang="arguments of null",
-    ),
     hermes(
         "arguments and parameters",
         json_block('{"name": "f", "arguments": {"n": 1}, "parameters": {"n": 2}}'),
@@ -63,21 +47,6 @@ HERMES_TURNS = [
         calls=[f(s="hi")],
         sglang="the arguments stay a string",
     ),
-    hermes(
-        "a good and a bad call",
-        f"{HERMES_CALL}\n{json_block('{')}",
-        calls=[f(s="hi")],
-        content=json_block("{"),
-        error="not valid JSON",
-        sglang=LOST,
-    ),
-    hermes(
-        "reasoning",
-        f"<think>hm</think>{HERMES_CALL}",
-        calls=[f(s="hi")],
-        reasoning="hm",
-        sglang=REASONING,
-    ),
 ]
 
 
@@ -85,7 +54,6 @@ llama = turns_of("llama3")
 LLAMA_CALL = '{"name": "f", "parameters": {"s": "hi"}}'
 LLAMA_TURNS = [
     llama("one call", LLAMA_CALL, calls=[f(s="hi")]),
-    llama("behind the tag", f"<|python_tag|>{LLAMA_CALL}", calls=[f(s="hi")]),
     llama(
         "behind Llama 4's tokens",
         f"<|python_start|><|python_end|>{LLAMA_CALL}",
@@ -124,12 +92,6 @@ LLAMA_TURNS = [
     llama("text behind", f"{LLAMA_CALL} done", calls=[f(s="hi")], content="done"),
     llama("prose in braces", "{you}, hello.", content="{you}, hello."),
     llama(
-        "JSON for the user",
-        '{"total": 12, "items": []}',
-        content='{"total": 12, "items": []}',
-        sglang=LOST,
-    ),
-    llama(
         "a record with a name",
         '{"name": "Ann", "age": 3}',
         content='{"name": "Ann", "age": 3}',
@@ -141,7 +103,6 @@ LLAMA_TURNS = [
         content=f"{{x}} {LLAMA_CALL}",
         sglang="JSON behind text is a call if the text begins with a brace",
     ),
-    llama("null for parameters", '{"name": "f", "parameters": null}', calls=[f()]),
     llama(
         "a broken second call",
         f'{LLAMA_CALL};{{"name": ',
@@ -160,23 +121,15 @@ MISTRAL_TURNS = [
     mistral("a list with a space", f"[TOOL_CALLS] [{ITEM}]", calls=[f(s="hi")]),
     mistral("a list", f"[TOOL_CALLS][{ITEM}]", calls=[f(s="hi")], sglang=SPACE),
     mistral(
-        "a name and an id",
-        '[TOOL_CALLS]f[CALL_ID]abc123def[ARGS]{"n": 1}',
-        calls=[f(n=1)],
-        sglang=LOST,
-    ),
-    mistral(
         "brackets in a string",
         '[TOOL_CALLS] [{"name": "f", "arguments": {"s": "]}"}}]',
         calls=[f(s="]}")],
     ),
-    mistral("an unknown tool", "[TOOL_CALLS]h[ARGS]{}", calls=[Action("h", {})], sglang=UNKNOWN),
     mistral("half a call", '[TOOL_CALLS] [{"name": "f", "arg', error="cut off", sglang=LOST),
     mistral(
         "half the arguments", '[TOOL_CALLS]f[ARGS]{"s": "h', error="not valid JSON", sglang=LOST
     ),
     mistral("bad JSON", "[TOOL_CALLS] [{'name': 'f'}]", error="not valid JSON", sglang=LOST),
-    mistral("only the tag", "[TOOL_CALLS]", error="not valid JSON", sglang=LOST),
     mistral(
         "reasoning",
         '[THINK]hm[/THINK][TOOL_CALLS]f[ARGS]{"n": 1}',

@@ -6,7 +6,6 @@ from tests.rollq_worker.toolcalls.turns.turn import (
     LENIENT,
     LOST,
     REASONING,
-    TAIL,
     TEXT,
     UNKNOWN,
     f,
@@ -35,12 +34,6 @@ DEEPSEEK_TURNS = [
         calls=[f(s="hi")],
         sglang="V3.1's parser does not know it",
     ),
-    deepseek(
-        "an unknown tool",
-        deepseek_section(deepseek_call("{}", "h")),
-        calls=[Action("h", {})],
-        sglang=UNKNOWN,
-    ),
     deepseek("no section", DEEPSEEK_CALL, calls=[f(s="hi")], sglang=TEXT),
     deepseek(
         "a good and a bad call",
@@ -63,12 +56,6 @@ DEEPSEEK_TURNS = [
         content="Done.",
         error="not closed",
         sglang=LENIENT,
-    ),
-    deepseek(
-        "half a call",
-        f"<｜tool▁calls▁begin｜>{DEEPSEEK_CALL[:-20]}",
-        error="not valid JSON",
-        sglang=LOST,
     ),
     deepseek("an empty section", deepseek_section(), error="no tool call", sglang=LOST),
     deepseek(
@@ -103,29 +90,10 @@ KIMI_TURNS = [
     kimi("one call", kimi_section(KIMI_CALL), calls=[f(s="hi")]),
     kimi("no prefix in the id", kimi_section(kimi_call("{}", "f:0")), calls=[f()]),
     kimi(
-        "an unknown tool", kimi_section(kimi_call("{}", "functions.h:0")), calls=[Action("h", {})]
-    ),
-    kimi(
-        "an open section",
-        f"<|tool_calls_section_begin|>{KIMI_CALL}\n",
-        calls=[f(s="hi")],
-        unclosed=True,
-    ),
-    kimi(
         "a bare number",
         kimi_section(kimi_call("{}", "0")),
         error="id of the tool call",
         sglang="guesses the tool",
-    ),
-    kimi(
-        "half a call", f"<|tool_calls_section_begin|>{KIMI_CALL[:-25]}", error="JSON", sglang=LOST
-    ),
-    kimi(
-        "reasoning",
-        f"<think>hm</think>{kimi_section(KIMI_CALL)}",
-        calls=[f(s="hi")],
-        reasoning="hm",
-        sglang=REASONING,
     ),
 ]
 
@@ -135,7 +103,6 @@ HARMONY_CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|
 ANALYSIS = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
 HARMONY_TURNS = [
     harmony("one call", HARMONY_CALL, calls=[f(s="hi")]),
-    harmony("a call behind reasoning", ANALYSIS + HARMONY_CALL, calls=[f(s="hi")], reasoning="hm"),
     harmony(
         "the recipient first",
         ' to=functions.f<|channel|>commentary json<|message|>{"s": "hi"}',
@@ -144,41 +111,18 @@ HARMONY_TURNS = [
     ),
     harmony("a reply", "<|channel|>final<|message|>Hello.", content="Hello.", sglang=FRAMED),
     harmony(
-        "a reply behind reasoning",
-        f"{ANALYSIS}<|channel|>final<|message|>Hello.",
-        content="Hello.",
-        reasoning="hm",
-        sglang=FRAMED,
-    ),
-    harmony(
         "an unknown tool",
         HARMONY_CALL.replace(".f ", ".h "),
         calls=[Action("h", {"s": "hi"})],
         sglang=UNKNOWN,
     ),
-    harmony("bad JSON", HARMONY_CALL.replace('"hi"', "hi"), error="not valid JSON", sglang=LOST),
-    harmony("half a call", HARMONY_CALL[:-3], error="not valid JSON", sglang=LOST),
     harmony("half a header", "<|channel|>comm", error="outside of any channel", sglang=FRAMED),
-    harmony("no channel", "<|message|>Hello.", error="no channel", sglang=FRAMED),
-    harmony("only text", "Hello.", error="outside of any channel", sglang=TEXT),
-    harmony(
-        "a type without its token",
-        HARMONY_CALL.replace("<|constrain|>", ""),
-        calls=[f(s="hi")],
-        sglang="<|constrain|> must be there",
-    ),
     harmony("no namespace", HARMONY_CALL.replace("functions.", ""), calls=[f(s="hi")]),
     harmony(
         "another namespace",
         HARMONY_CALL.replace("functions.", "tools."),
         error="no recipient 'tools.f'",
         sglang="any namespace will do",
-    ),
-    harmony(
-        "another recipient",
-        HARMONY_CALL.replace("functions.f", "python"),
-        error="no recipient 'python'",
-        sglang=LOST,
     ),
     harmony(
         "a user's words",
@@ -210,8 +154,6 @@ GEMMA_TURNS = [
     ),
     gemma("null", gemma_call("e:null"), calls=[f(e=None)], sglang="null is a string"),
     gemma("braces in a string", gemma_call(f"s:{QUOTE}}}{{,:{QUOTE}"), calls=[f(s="}{,:")]),
-    gemma("text behind", f"{GEMMA_CALL} ok", calls=[f(s="hi")], content="ok", sglang=TAIL),
-    gemma("an unknown tool", gemma_call("", "h"), calls=[Action("h", {})]),
     gemma("a bare word", gemma_call("s:hi"), error="at 'hi", sglang=LENIENT),
     gemma("JSON", gemma_call('"s":"hi"'), error="expected a value", sglang=LENIENT),
     gemma("half a call", GEMMA_CALL[:-14], error="cut off", sglang=TEXT),
@@ -243,8 +185,5 @@ SOLAR_TURNS = [
     solar("words", SOLAR_WORDS, content="Hello."),
     solar("outside of a section", SOLAR_CALL.removeprefix("<|tool_calls|>"), calls=[f(s="hi")]),
     solar("no id", SOLAR_CALL.replace("a1b2c3d4e5", ""), error="head of the tool call"),
-    solar("no calls", "<|tool_calls|>", error="no tool call"),
-    solar("half a call", SOLAR_CALL[:-25], error="cut off"),
-    solar("an open call", SOLAR_CALL.removesuffix("<|tool_call:end|>"), error="not closed"),
 ]
 TURNS = [*DEEPSEEK_TURNS, *KIMI_TURNS, *HARMONY_TURNS, *GEMMA_TURNS, *SOLAR_TURNS]

@@ -63,7 +63,6 @@ def f(**arguments: Any) -> Action:
 
 FULL = {"s": 'a "b"\nc', "n": 2, "x": 1.5, "b": True, "o": {"k": [1, None]}, "l": ["a", 2]}
 LOST = "a call that cannot be read vanishes with its text"
-TAIL = "text behind a call vanishes"
 UNKNOWN = "a call of an unknown tool vanishes with its text"
 STRICT = "the call vanishes"
 LENIENT = "a faulty call is mended and taken"

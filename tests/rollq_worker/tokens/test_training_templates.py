@@ -9,6 +9,7 @@ import pytest
 
 from rollq.errors import JobFailure, SettingsError
 from rollq.job import Json
+from rollq_worker.tokens.model_family import example_call
 from rollq_worker.tokens.selfcheck.better_template import better_template
 from rollq_worker.tokens.selfcheck.bridge_comparison import Match
 from rollq_worker.tokens.selfcheck.check import check
@@ -93,6 +94,20 @@ def test_first_prompts_are_those_of_the_model(real: RealTemplates, name: str) ->
             assert trained_tokenizer(name).render(messages, tools, True) == own.render(
                 messages, tools, True
             )
+
+
+def test_nemotron_nano_s_lines_are_those_of_its_model_card() -> None:
+    call = example_call("find", {"x": "a"})
+    result = {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "1"}
+    messages = [SYSTEM, USER, call | {"content": "I look."}, result, result]
+    assert trained_tokenizer("nemotron-nano-v2").render(messages, None, True) == (
+        "<SPECIAL_10>System\nBe brief.\n\nBe naïve.\n"
+        "<SPECIAL_11>User\nWhere <is> it?\n  Now\n"
+        "<SPECIAL_11>Assistant\n<think>\n</think>\n\nI look.\n\n"
+        '<TOOLCALL>[{"name": "find", "arguments": {"x": "a"}}]</TOOLCALL>\n<SPECIAL_12>\n'
+        "<SPECIAL_11>User\n<TOOL_RESPONSE>[1, 1]</TOOL_RESPONSE>\n"
+        "<SPECIAL_11>Assistant\n<think>\n"
+    )
 
 
 @pytest.mark.parametrize("name", ORIGINALS)

@@ -45,14 +45,6 @@ def test_it_runs_beside_training(client: Client, ledger: Ledger) -> None:
     assert reader(ledger).standing(Purpose.EVAL).unacknowledged == 0
 
 
-def test_it_takes_no_room_from_admission(client: Client, ledger: Ledger) -> None:
-    client.limit_staleness(1, 0)
-    client.submit(group("a"))  # the only group that training may start before the first step
-    evaluation = client.evaluate(TASKS, 1, "1")
-    play_tasks(ledger, [1.0], [1.0])
-    assert evaluation.result(60).complete
-
-
 def test_the_call_returns_before_anything_is_submitted(redis_url: str, client: Client) -> None:
     """A Redis that does not answer holds up the evaluation, not the trainer."""
     ledger_of(client).redis.execute_command("CLIENT", "PAUSE", 1500, "ALL")
@@ -231,13 +223,6 @@ def test_a_result_is_waited_for_as_long_as_a_batch(client: Client, ledger: Ledge
             evaluation.result(timeout)  # type: ignore[arg-type]
     play_tasks(ledger, [1.0], [1.0])
     assert evaluation.result(float("inf")).complete
-
-
-def test_a_sealed_run_takes_no_evaluation(client: Client) -> None:
-    client.submit(group("a"))
-    client.seal()
-    with pytest.raises(LedgerError, match="run r is sealed"):
-        client.evaluate(TASKS, 1, "1").result(60)
 
 
 def test_its_thread_ends_with_the_client(redis_url: str) -> None:

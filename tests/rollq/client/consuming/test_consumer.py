@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rollq.client.client import Client
-from rollq.errors import ClientClosed, ContractError, NotHeld
+from rollq.errors import ClientClosed, ContractError, LedgerError, NotHeld
 from rollq.ledger.ledger import Ledger
 from tests.rollq.groups import ack, end_holds, finish_groups
 from tests.rollq.samples import group, is_over, reader
@@ -181,15 +181,6 @@ class TestClosing:
             successor = client.consumer(name="t")
             assert [group.id for group in successor.next(1).groups] == ["g"]
 
-    def test_the_last_batch_of_a_loop_may_be_acknowledged_after_it(
-        self, redis_url: str, ledger: Ledger
-    ) -> None:
-        finish_groups(ledger, "g", seal=True)
-        with Client(redis_url, run="r") as client:
-            *_, last = client.batches(1)
-            last.ack()
-            assert client.stats()["groups_acked"] == 1
-
     def test_a_closed_client_refuses_and_gives_everything_back(
         self, redis_url: str, ledger: Ledger
     ) -> None:
@@ -230,6 +221,8 @@ def test_misuse_that_did_nothing_is_named(redis_url: str, ledger: Ledger) -> Non
         with pytest.raises(ContractError, match="cancel what"):
             client.cancel()
         client.cancel([])
+        with pytest.raises(LedgerError, match="group r/c is unknown"):
+            client.cancel(group="c")
         with pytest.raises(ContractError, match=r"\['r/g/0'\]"):
             client.requeue("r/g/0")
         with pytest.raises(ContractError, match="give the consumer a name, too"):

@@ -19,7 +19,6 @@ from rollq.client.consuming.hold_renewal import HoldRenewal
 from rollq.errors import Unwritable
 from rollq.job import Purpose
 from rollq.ledger import constants
-from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from tests.rollq.groups import ack, deliveries, finish_groups
 from tests.rollq.groups import take as take_groups
@@ -194,13 +193,6 @@ def test_holds_are_extended_when_the_last_contact_is_unknown(held: Ledger) -> No
     assert released(held) == []
     seconds_pass(held, 4.0)
     assert released(held) == ["b"]
-
-
-def test_a_deleted_run_stays_deleted(held: Ledger) -> None:
-    DeadLetters(held.redis, "r").forget_run()
-    assert take(held, "x") == []
-    held.reap()
-    assert not list(held.redis.scan_iter("*{r}*"))
 
 
 class Renewals:

@@ -10,11 +10,10 @@ import pytest
 
 from rollq import Batch, Client, Group, Trajectory
 from rollq.errors import FunctionError, MissingGroups, PullTimeout, SettingsError
-from rollq.job import Purpose
 from rollq.ledger.ledger import Ledger
 from tests.ledger_of import ledger_of
 from tests.rollq.groups import end_holds
-from tests.rollq.samples import group, is_over, play, reader
+from tests.rollq.samples import group, is_over, play
 
 
 def finish(client: Client, learnable: str, **changes: object) -> None:
@@ -247,55 +246,3 @@ def test_a_consumer_that_lost_the_hold_of_an_incomplete_batch_makes_up_another(
         assert names(other.next(2)) == "ac"
         finish(client, "de")
         assert names(consumer.next(2)) == "de"
-
-
-def test_a_run_with_admission_hands_groups_out_in_the_order_of_submission(
-    client: Client, ledger: Ledger
-) -> None:
-    client.limit_staleness(groups_per_batch=3, max_staleness=0)
-    ledger.submit(group("a"))
-    finish(client, "bC")
-    with client.consumer(where="unequal_rewards") as consumer:
-        with pytest.raises(PullTimeout):
-            consumer.next(1, timeout=0.05)
-        play(ledger, "r/a/0", 0.0)
-        play(ledger, "r/a/1", 1.0)
-        assert names(consumer.next(2)) == "ab"
-
-
-def test_a_batch_of_more_groups_than_a_training_step_has_is_refused(client: Client) -> None:
-    client.limit_staleness(groups_per_batch=2, max_staleness=4)
-    finish(client, "abc")
-    with client.consumer() as consumer:
-        with pytest.raises(
-            SettingsError,
-            match=r"a batch of 3 groups is more than the 2 of a training step.*at most",
-        ):
-            consumer.next(3)
-        assert (names(consumer.next(2)), client.stats()["groups_ready"]) == ("ab", 1)
-    with client.consumer(Purpose.EVAL) as consumer, pytest.raises(PullTimeout):
-        consumer.next(3, timeout=0.05)
-
-
-def test_a_filter_gives_the_room_of_its_groups_back_to_the_producer(
-    client: Client, ledger: Ledger
-) -> None:
-    client.limit_staleness(groups_per_batch=2, max_staleness=0)
-    left = iter("ABCdEf")
-
-    def work() -> None:
-        """A producer that enters what is admitted, and workers that finish it at once."""
-        while reader(ledger).standing().admission.capacity > 0 and (letter := next(left, "")):  # type: ignore[union-attr]
-            finish(client, letter)
-
-    batches = []
-    with client.consumer(name="trainer", where="unequal_rewards") as consumer:
-        for _ in range(20):
-            work()
-            try:
-                batches.append(consumer.next(2, timeout=0.05))
-                break
-            except PullTimeout:
-                assert client.stats()["groups_ready"] + client.stats()["groups_held"] <= 2
-    assert [(names(batch), batch.step) for batch in batches] == [("df", 0)]
-    assert client.stats()["skips"] == {"unequal_rewards": 4}

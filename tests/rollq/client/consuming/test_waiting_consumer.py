@@ -14,7 +14,6 @@ from rollq import Batch, Client
 from rollq.client.consuming import batch_wait
 from rollq.errors import LedgerError, MissingGroups, NotHeld, PullTimeout, UnknownSchema
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.replies import State
 from tests.clock import Clock
 from tests.conftest import free_port
 from tests.ledger_of import ledger_of
@@ -27,7 +26,7 @@ from tests.rollq.groups import (
     play_groups,
     take,
 )
-from tests.rollq.samples import claim, group, is_over, play, reader
+from tests.rollq.samples import group, is_over, play, reader
 from tests.waiting import until
 
 
@@ -66,26 +65,12 @@ class TestWaking:
         play_groups(ledger, "b", "a")
         assert names(waiting.end()) == ["a", "b"]
 
-    def test_a_seal_wakes(self, client: Client, ledger: Ledger) -> None:
-        finish_groups(ledger, "a")
-        waiting = Waiting(client, 2)
-        client.seal()
-        assert names(waiting.end()) == ["a"]
-
     def test_the_end_wakes(self, client: Client) -> None:
         client.submit(group("a", size=1))
         waiting = Waiting(client, 1)
         client.seal()
         client.cancel(group="a")
         assert waiting.end() is None
-
-    def test_an_acknowledgement_elsewhere_ends_a_run(self, client: Client, ledger: Ledger) -> None:
-        finish_groups(ledger, "a", seal=True)
-        with client.consumer() as other:
-            batch = other.next(1)
-            waiting = Waiting(client, 1)
-            batch.ack()
-            assert waiting.end() is None
 
     def test_a_connection_that_breaks_costs_no_wake_up(
         self, client: Client, ledger: Ledger
@@ -306,23 +291,6 @@ class TestSkip:
 
 
 class TestCancel:
-    def test_a_group_keeps_what_is_done(self, client: Client, ledger: Ledger) -> None:
-        client.submit([*group("a", size=3, min_viable=1), *group("b")])
-        play(ledger, "r/a/0")
-        claim(ledger, "r/a/1")
-        client.cancel(group="a")
-        client.cancel(group="a")
-        assert [client.job(f"r/a/{sample}").state for sample in range(3)] == [
-            State.DONE,
-            State.DEAD,
-            State.DEAD,
-        ]
-        assert ledger.renew_leases([("r/a/1", "1#token")]) == [("r/a/1", "1#token")]
-        assert [found.id for found in take(ledger, 1, "t")] == ["a"]
-        assert client.job("r/b/0").state == State.QUEUED
-        with pytest.raises(LedgerError, match="group r/c is unknown"):
-            client.cancel(group="c")
-
     def test_a_run_is_sealed_and_ends(self, client: Client, ledger: Ledger) -> None:
         client.submit([*group("a"), *group("b"), *group("c", min_viable=1)])
         play_groups(ledger, "a")

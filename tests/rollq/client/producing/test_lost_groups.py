@@ -15,9 +15,8 @@ from rollq.client.producing import submission
 from rollq.errors import FailureClass, Gap, LedgerError
 from rollq.job import Job
 from rollq.ledger.ledger import Ledger
-from tests.ledger_of import ledger_of, reader_of
+from tests.ledger_of import ledger_of
 from tests.rollq.commands.lines import SUBMIT
-from tests.rollq.groups import play_groups
 from tests.rollq.samples import job, reader
 
 GROUPS = 8
@@ -208,34 +207,6 @@ def test_threads_share_a_client(client: Client) -> None:
         thread.join(60)
     assert not failed
     assert client.stats()["groups_open"] == 40
-
-
-def test_several_producers_together_stay_within_their_limit(redis_url: str, ledger: Ledger) -> None:
-    """Each group is entered only while there is room for it, whoever fills it."""
-    limit, each, most = 4, 5, 0
-
-    def produce(number: int) -> None:
-        with Client(redis_url, run="r") as client:
-            client.submit([job(0, f"p{number}.{n}", size=1) for n in range(each)], ahead=limit)
-
-    threads = [threading.Thread(target=produce, args=(n,)) for n in range(3)]
-    for thread in threads:
-        thread.start()
-    acknowledged = 0
-    with Client(redis_url, run="r") as client:
-        while acknowledged < 3 * each:
-            names = [
-                name.decode()
-                for name in ledger.redis.zrange(f"{ledger.keys.prefix}open:train", 0, -1)
-            ]
-            most = max(most, reader_of(client).standing().unacknowledged)
-            play_groups(ledger, *names, size=1)
-            for batch in itertools.islice(client.batches(1, timeout=60), len(names)):
-                batch.ack()
-            acknowledged += len(names)
-    for thread in threads:
-        thread.join(60)
-    assert 1 < most <= limit
 
 
 def test_a_forked_process_is_a_producer_of_its_own(redis_url: str) -> None:

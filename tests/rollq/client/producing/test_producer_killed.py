@@ -127,39 +127,3 @@ def test_killed_at_any_command(
     assert at > 15
     assert entered == {0, 2, 4, 6}
     play(ledger, "r/shop.train.2/1")
-
-
-def test_killed_again_and_again(redis_url: str, ledger: Ledger, patch: pytest.MonkeyPatch) -> None:
-    """Each time one command later than before."""
-    lives = 0
-    while dies(redis_url, patch, lives + 1, sent=bool(lives % 2)):
-        lives += 1
-        assert lives < MOST
-    assert lives > 10
-    check_whole(ledger)
-
-
-def test_another_line_after_a_kill_is_refused(
-    redis_url: str, ledger: Ledger, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It changes nothing, and then the first line continues."""
-    refused = 0
-    for at in range(1, MOST, 3):
-        ledger.redis.flushall()
-        died = dies(redis_url, patch, at, sent=True)
-        if (before := reader(ledger).stats())["submitted"] and not before["sealed"]:
-            capsys.readouterr()
-            assert submit(redis_url, "--set", "sampling.temperature=0.5") == 1
-            said = capsys.readouterr().err
-            assert (
-                "job r/shop.train.0/0 was submitted before with other content (sampling was" in said
-            )
-            assert "or use another run" in said
-            after = reader(ledger).stats()
-            assert {name for name in before if before[name] != after[name]} <= {"resubmitted"}
-            refused += 1
-            assert submit(redis_url) == 0
-            check_whole(ledger)
-        if not died:
-            break
-    assert refused > 1

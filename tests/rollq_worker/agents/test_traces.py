@@ -268,19 +268,6 @@ def test_where_the_template_cannot_be_trusted_with_a_bridge_it_writes_the_conver
     sampled_once(played)
 
 
-def test_the_same_request_twice_is_sampled_twice() -> None:
-    engine = FakeEngine(["one", "another"])
-
-    def agent(episode: Episode) -> None:
-        answers = [ask(episode, episode.messages)["content"] for _ in range(2)]
-        assert answers == ["one", "another"]
-
-    played = play(agent, engine=engine)
-    assert engine.requests[0] == engine.requests[1]
-    assert len(played.traces) == 2
-    sampled_once(played)
-
-
 def test_an_interrupted_turn_goes_on_where_it_was() -> None:
     engine = PieceEngine(("on", Finish.ABORT), ("e\0", Finish.STOP), ("two\0", Finish.STOP))
 

@@ -277,7 +277,6 @@ def test_a_parquet_row_has_no_argument_of_another_rows(tmp_path: Path) -> None:
         ("{", r"maths\.jsonl:1 is not a line of JSON"),
         ('{"prompt": "x", "answer": "y"}\n\n[]', r"maths\.jsonl:3 .*not an object"),
         ("[" * 100_000, r"maths\.jsonl:1 is not a line of JSON"),
-        ("\ufffe", r"maths\.jsonl:1 is not a line of JSON"),
     ],
 )
 def test_a_file_that_is_no_dataset(path: Path, text: str, says: str) -> None:
@@ -299,23 +298,18 @@ def test_a_file_that_is_no_dataset(path: Path, text: str, says: str) -> None:
         ({"prompt": "x", "answer": {"answers": ["y"]}}, "nothing to compare with"),
         ({"prompt": "x", "answer": True}, "is true, and not a text"),
         ({"prompt": "x", "answer": ["y", ["z"]]}, r"is \[\"z\"\], and not a text"),
-        ({"prompt": "x", "answer": ["y", None]}, "is null, and not a text"),
         ({"prompt": "<image>x", "answer": "y", "images": [{"path": "p"}]}, "row's images"),
         ({"prompt": "x", "answer": "y", "tools": [{"type": "function"}]}, "row's tools"),
         ({"prompt": "x or y", "answer": "y", "choices": ["x", "z"]}, "row's choices"),
         ({"prompt": "x", "answer": "y", "choices": {"text": ["z"], "label": ["A"]}}, "choices"),
         ({"prompt": "x", "answer": "A", "choices": {"A": "z", "B": "x"}}, "row's choices"),
         ({"prompt": "x", "answer": "7", "choices": [7, 8]}, "row's choices"),
-        ({"prompt": "x", "answer": "z", "options": ["x", "z"]}, "row's options"),
         (
             {"prompt": "x", "answer": "y", "calls": 7},
             "calls are a list of objects with name and arguments, not 7",
         ),
-        ({"prompt": "x", "answer": "y", "calls": [{"name": "f"}]}, "calls are a list of objects"),
         ({"prompt": "", "answer": "y"}, "must be texts"),
-        ({"prompt": 7, "answer": "y"}, "must be texts"),
         ({"prompt": "x", "system": 7, "answer": "y"}, "must be texts"),
-        ({"prompt": [], "answer": "y"}, "one message of the user's"),
         (
             {"prompt": [{"role": "assistant", "content": "x"}], "answer": "y"},
             "one message of the user's",

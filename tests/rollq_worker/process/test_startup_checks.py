@@ -68,19 +68,11 @@ def error_line(text: str) -> str:
         ),
         ({"BROKER_URL": NO_REDIS.replace("//", "//me:secret@")}, 1, "no broker at redis://me:***@"),
         ({"QUEUES": "a,a"}, 2, "ROLLQ_QUEUES must be names of queues, each once, not 'a,a'"),
-        ({"QUEUES": "a b"}, 2, "ROLLQ_QUEUES must be names of queues, each once, not 'a b'"),
-        ({"QUEUES": ","}, 2, "ROLLQ_QUEUES must be names of queues, each once, not ''"),
-        (
-            {"CONCURRENCY": "many"},
-            2,
-            "ROLLQ_CONCURRENCY must be a whole number of at least 1 and at most 999999999",
-        ),
         (
             {"CONCURRENCY": "3000000"},
             2,
             "3000000 slots (-c) need about 3000064 open files, and this process may open",
         ),
-        ({"USER_ENDPOINTS": "gpt=http://h/v1,key=abc"}, 2, "takes key_file=PATH and nothing else"),
         (
             {"ALIVE_FILE": "/nonexistent/alive"},
             2,
@@ -107,30 +99,14 @@ def test_a_wrong_setting(
     assert "secret" not in text
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "words"),
-    [
-        ("tokenizer.json", "garbage", "tokenizer.json is not a tokenizer"),
-        (
-            "chat_template.jinja",
-            '{{ raise_exception("no") }}',
-            "ROLLQ_TOKENIZER: the chat template of",
-        ),
-    ],
-)
-def test_a_tokenizer_that_cannot_be_used(
-    worker: Callable[..., tuple[int, str]],
-    redis_url: str,
-    tmp_path: Path,
-    file: str,
-    content: str,
-    words: str,
+def test_a_template_that_cannot_be_used(
+    worker: Callable[..., tuple[int, str]], redis_url: str, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(BUNDLED, tmp_path / "model")
-    (folder / file).write_text(content)
+    (folder / "chat_template.jinja").write_text('{{ raise_exception("no") }}')
     code, text = worker(REDIS_URL=redis_url, TOKENIZER=str(folder))
     assert code == 2
-    assert words in error_line(text)
+    assert "ROLLQ_TOKENIZER: the chat template of" in error_line(text)
     assert str(folder) in text
 
 
@@ -142,7 +118,6 @@ def misconfigured_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     (folder / "users.acl").write_text(
         "user default on nopass ~* &* +@all\n"
         "user nokeys on >p ~other* &* +@all\n"
-        "user noscripts on >p ~* &* +@all -evalsha\n"
         "user nobroker on >p ~rollq* &* +@all\n"
     )
     line = [redis_binary(), "--port", str(port), "--dir", str(folder), "--save", "", "--aclfile"]
@@ -156,9 +131,7 @@ def misconfigured_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     ("user", "words"),
     [
         ("nokeys:p", "Allow its user the keys rollq* and _kombu.*, all channels"),
-        ("noscripts:p", "no permissions to run the 'evalsha' command"),
         ("nobroker:p", "no broker at redis://nobroker:***@"),
-        ("nokeys:wrong", "refuses this user or password"),
     ],
 )
 def test_a_redis_user_without_permission(
@@ -213,15 +186,12 @@ class TestTheFirstToken:
         ("answer", "words"),
         [
             ((404, {"detail": "Not Found"}), "answers 404"),
-            ((405, {"detail": "Method Not Allowed"}), "answers 405"),
             ((422, {"error": "missing field `inputs`"}), "answers 422"),
             (
                 (200, {"text": ["Order and more"]}),
                 "answers something else: not a reply of /generate (KeyError",
             ),
-            ((200, {"choices": [{"text": "said"}]}), "answers something else"),
             ((200, b"<html>"), "answers something else"),
-            ((200, []), "answers something else"),
         ],
     )
     def test_another_server(
@@ -261,10 +231,7 @@ class TestTheFirstToken:
         ("answer", "words"),
         [
             ((401, {"error": "Unauthorized"}), "answered 401"),
-            ((403, {"error": "Forbidden"}), "answered 403"),
-            ((400, {"error": {"message": "too long"}}), "answered 400"),
             ((500, b""), "answered 500"),
-            ((503, {"error": {"message": "full"}}), "answered 503"),
             ("reset", "Connection"),
             ("hang", "timed out"),
             (

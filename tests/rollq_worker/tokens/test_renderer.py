@@ -49,11 +49,6 @@ def test_the_first_prompt_is_the_encoded_template(renderer: ChatRenderer):
     assert renderer.open(OPENING, []) == tokenizer.encode(tokenizer.render(OPENING, None, True))
 
 
-def test_episodes_of_a_group_share_one_array_of_their_first_prompt(renderer: ChatRenderer):
-    first = renderer.open(OPENING, TOOLS)
-    assert renderer.open(OPENING, TOOLS) is first != renderer.open(OPENING[1:], TOOLS)
-
-
 def test_bridges_spell_out_what_chatml_puts_there(renderer: ChatRenderer):
     encode = renderer.tokenizer.encode
     head, end, next_turn = "\n<|im_start|>user", "<|im_end|>\n", "<|im_start|>assistant\n"

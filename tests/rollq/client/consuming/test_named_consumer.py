@@ -10,7 +10,7 @@ from rollq import Client
 from rollq.errors import ContractError, LedgerError, NotHeld
 from rollq.job import Purpose
 from rollq.ledger.ledger import Ledger
-from tests.rollq.groups import finish_groups, names
+from tests.rollq.groups import end_holds, finish_groups, names, take
 from tests.rollq.samples import group, is_over
 from tests.waiting import until
 
@@ -135,6 +135,20 @@ def test_after_a_rollback_the_latest_process_still_owns_the_name(
         first.next(1)
     redis.delete(record)
     assert names(second.next(1)) == ["b"]
+
+
+def test_holds_that_ran_out_go_to_others_only_when_they_ask(client: Client, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abcd")
+    first = client.consumer(name="trainer")
+    first.next(1)
+    first.next(1)
+    first.next(1)
+    end_holds(ledger, "a", "b", "c")
+    second = client.consumer(name="trainer")
+    assert names(second.next(1)) == ["a"]  # nobody asked meanwhile
+    end_holds(ledger, "a", "b")
+    assert [found.id for found in take(ledger, 2, "other/0")] == ["a", "b"]
+    assert [names(second.next(1)), names(second.next(1))] == [["c"], ["d"]]
 
 
 def test_names_are_of_one_purpose(client: Client, ledger: Ledger) -> None:

@@ -58,11 +58,5 @@ def test_the_keys_of_the_bound_go_together(says: Says, key: str, said: str) -> N
     assert said in says(*SUBMIT, "--set", key, code=2).err
 
 
-def test_another_bound_is_refused(says: Says) -> None:
-    says(*SUBMIT, *BOUND)
-    again = says(*SUBMIT, "--set", "groups_per_batch=4", "--set", "max_staleness=0", code=2)
-    assert "admission is pinned for the run" in again.err
-
-
 def test_publishing_to_no_run_is_an_error(says: Says) -> None:
     assert "no run 'r'" in says("engines", "publish", "--run", "r", "--step", "1", code=2).err

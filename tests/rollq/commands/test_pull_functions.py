@@ -16,9 +16,6 @@ RULES = """
 def sample(trajectory):
     return float(trajectory.job.sample)
 
-def none(group):
-    return False
-
 def broken(trajectory):
     raise ValueError("not today")
 """
@@ -77,12 +74,3 @@ def test_a_function_that_fails_ends_the_pull_and_loses_nothing(
         1,
         0,
     )
-
-
-@pytest.mark.usefixtures("rules")
-def test_a_filter_that_keeps_nothing_empties_the_run(
-    ledger: Ledger, out: Path, pull: Pulls
-) -> None:
-    finish_groups(ledger, "a", "b", seal=True)
-    pull(2, "--where", "pull_rules:none", "--out", out, code=1)
-    assert reader(ledger).stats()["skips"] == {"pull_rules:none": 2}

@@ -5,13 +5,12 @@ import time
 
 import pytest
 
-from rollq import Client
 from rollq.commands import progress
 from rollq.ledger.ledger import Ledger
 from tests.rollq.commands.conftest import Says
 from tests.rollq.commands.lines import SUBMIT
 from tests.rollq.groups import drop_group, play_groups, take
-from tests.rollq.samples import group, reader
+from tests.rollq.samples import reader
 
 
 def test_submitting_twice_is_submitting_once(says: Says) -> None:
@@ -36,9 +35,7 @@ def test_submitting_twice_is_submitting_once(says: Says) -> None:
     ) == (8, 8, 4, 8)
 
 
-def test_what_was_acknowledged_is_told_from_what_is_only_known(
-    client: Client, ledger: Ledger, says: Says
-) -> None:
+def test_what_was_acknowledged_is_told_from_what_is_only_known(ledger: Ledger, says: Says) -> None:
     line = [*SUBMIT, "--size", "2"]
     says(*line)
     play_groups(ledger, "shop.train.0", "shop.train.2")
@@ -49,10 +46,6 @@ def test_what_was_acknowledged_is_told_from_what_is_only_known(
     )
     found = says(*line, "--json").json
     assert (found["new"], found["known"], found["acked"]) == (0, 6, 2)
-    # Without a source, each is sent again.
-    done = client.submit(job for n in range(4) for job in group(f"g{n}"))
-    again = client.submit(job for n in range(4) for job in group(f"g{n}"))
-    assert (len(done.new), len(again.known), len(again.acked)) == (8, 8, 0)
 
 
 def test_submit_names_the_next_steps(says: Says) -> None:

@@ -213,23 +213,6 @@ def test_a_trajectory_comes_back_equal(made: Trajectory) -> None:
     assert encoded(again) == blobs
 
 
-def test_empty_sampled_and_several_a_turn_and_several_traces() -> None:
-    nothing = Sampled(turn=0, ids=ids(), logprobs=array("f"), versions=(), finish=Finish.ABORT)
-    happened = [
-        prompt(1),
-        nothing,
-        sampled(0, 5, finish=Finish.ABORT),
-        sampled(0, 6),
-        observed(0),
-        prompt(1, 2),
-    ]
-    again = decoded(encoded(replace(trajectory(), events=happened)))
-    assert again.traces == [5, 2]
-    assert again.tokens == ids(1, 5, 6, 4, 5, 1, 2)
-    assert again.mask == bytes([0, 1, 1, 0, 0, 0, 0])
-    assert again.versions == [None, "1", "1", None, None, None, None]
-
-
 def test_texts_are_compressed_when_large_and_read_when_asked_for() -> None:
     long = [{"role": "system", "content": "All work and no play. " * 1000}]
     blob = encode_event(replace(prompt(), messages=long), "r/g/0")
@@ -316,7 +299,6 @@ def tampered(event: Event, at: int, value: Any) -> bytes:
 
 
 NAN = b"\0" + array("f", [math.nan, -1.0]).tobytes()
-INF = b"\0" + array("f", [-1.0, -math.inf]).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -325,23 +307,18 @@ INF = b"\0" + array("f", [-1.0, -math.inf]).tobytes()
         (tampered(sampled(), 0, True), "schema"),
         (tampered(sampled(), 0, 200), "schema"),
         (tampered(sampled(), 1, "samples"), "not a known kind"),
-        (tampered(sampled(), 1, 7), "not a known kind"),
         (tampered(sampled(), 2, "0"), "wrong"),
         (tampered(sampled(), 3, b""), "unknown packing"),
         (tampered(sampled(), 3, b"\4\0\0\0\0"), "unknown packing"),
         (tampered(sampled(), 3, b"\2\0\0\0"), "2 planes"),
-        (tampered(sampled(), 3, b"\3\0\0\0\0"), "3 planes"),
         (tampered(sampled(), 3, b"\0\0\0"), "sampled"),
         (tampered(sampled(), 3, b"\1\0\0"), "sampled"),
         (tampered(sampled(), 3, b"\1" + zlib.compress(bytes(8))[:-2]), "zlib"),
         (tampered(sampled(), 3, b"\1" + zlib.compress(bytes(7))), "sampled"),
         (tampered(sampled(), 3, 7), "sampled"),
-        (tampered(sampled(), 3, [7, 8]), "sampled"),
         (tampered(sampled(), 3, b"\0" + ids(7).tobytes()), "1 sampled tokens and 2 logprobs"),
         (tampered(sampled(), 4, NAN), "not finite"),
-        (tampered(sampled(), 4, INF), "not finite"),
         (tampered(sampled(), 5, []), "do not tile"),
-        (tampered(sampled(), 5, [["1", 0, 1]]), "do not tile"),
         (tampered(sampled(), 5, [["1", 0, 1], ["1", 0, 2]]), "do not tile"),
         (tampered(sampled(), 5, [["1", 0, 3]]), "do not tile"),
         (tampered(sampled(), 5, [["1", 0]]), "unreadable"),
@@ -355,13 +332,10 @@ INF = b"\0" + array("f", [-1.0, -math.inf]).tobytes()
         (tampered(observed(), 6, 1), "wrong"),
         (tampered(NAMED, 5, 7), "wrong prompt"),
         (tampered(REPLIED, 2, 7), "wrong replied"),
-        (tampered(REPLIED, 4, "7"), "unreadable"),
         (tampered(REPLIED, 5, "tired"), "tired"),
-        (tampered(REPLIED, 7, 1), "time"),
         (tampered(closed(), 2, "bored"), "bored"),
         (tampered(closed(), 3, None), "reward"),
         (tampered(closed(), 3, True), "reward"),
-        (tampered(closed(), 3, 1), "reward"),
         (tampered(closed(), 3, math.nan), "reward"),
         (tampered(closed(), 2, "failed"), "reward"),
         (tampered(closed(), 4, "fate"), "fate"),

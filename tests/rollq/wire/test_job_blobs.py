@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from contextlib import suppress
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -31,13 +29,6 @@ def test_golden_job() -> None:
         "a3656e76" "a473686f70" "a47461736b" "01"  # env, task
         "a473697a65" "02" "a3736571" "03"  # size, seq
     )  # fmt: skip
-
-
-def test_the_page_of_the_wire_has_each_field() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "wire.md").read_text()
-    section = page.partition("## Job")[2].partition("\n## ")[0]
-    named = set(re.findall(r"^\| `(\w+)` ", section, re.MULTILINE))
-    assert named == {field.name for field in fields(Job)}
 
 
 def full_job() -> Job:

@@ -10,7 +10,13 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
+
+from rollq.errors import SyncError
+from rollq.weights import Fleet
+
 OLD, NEW = "0.5.15.post1", "0.5.23"
+WEIGHTS = "/weights/7"
 HANG = (0, None)
 """An answer that does not come before the end of the test."""
 
@@ -206,3 +212,10 @@ def serving(*engines: FakeEngine) -> Iterator[list[str]]:
             server.shutdown()
             thread.join()
             server.server_close()
+
+
+def failing(fleet: Fleet, path: str = WEIGHTS, version: str = "7") -> SyncError:
+    """The error of an update that fails."""
+    with pytest.raises(SyncError) as caught:
+        fleet.update(path, version)
+    return caught.value

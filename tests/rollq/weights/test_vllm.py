@@ -4,16 +4,8 @@ import pytest
 
 from rollq.errors import SyncError
 from rollq.weights import Fleet
-from tests.rollq.weights.fake_engines import FakeEngine, serving
+from tests.rollq.weights.fake_engines import WEIGHTS, FakeEngine, failing, serving
 from tests.rollq.weights.fake_vllm import FakeVllm
-
-WEIGHTS = "/weights/7"
-
-
-def failing(fleet: Fleet, path: str = WEIGHTS, version: str = "7") -> SyncError:
-    with pytest.raises(SyncError) as caught:
-        fleet.update(path, version)
-    return caught.value
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,10 @@ def test_without_append_the_file_is_overwritten(tmp_path: Path) -> None:
     assert jobs(path) == ["r/g0/0"]
 
 
-@pytest.mark.parametrize("line", ["something else", "[]", '{"a": 1}', '{"job": 1}'])
+@pytest.mark.parametrize(
+    "line",
+    ["something else", "[]", '{"a": 1}', "[" * 100_000, '{"job": 1}'],
+)
 def test_another_kind_of_file_is_left_alone(tmp_path: Path, line: str) -> None:
     path = tmp_path / "notes.txt"
     for text in (f"{line}\n", line):

@@ -183,18 +183,6 @@ def test_calls_outlast_a_server_that_restarts(tmp_path: Path) -> None:
         server.kill()
 
 
-def test_a_wrong_password_is_not_tried_again(tmp_path: Path) -> None:
-    server = Server(tmp_path)
-    try:
-        server.client.config_set("requirepass", "right")
-        began = time.monotonic()
-        with connect(server.url) as client, pytest.raises(redis.AuthenticationError):
-            client.ping()
-        assert time.monotonic() - began < 2.0
-    finally:
-        server.kill()
-
-
 def test_the_pauses_grow_to_their_limit() -> None:
     pauses = [module.BACKOFF.compute(failures) for failures in range(1, 40)]
     assert all(0.05 <= pause <= 2.0 for pause in pauses) and min(pauses[6:]) >= 1.0

@@ -64,13 +64,6 @@ def test_rounding_is_no_difference() -> None:
     assert grpo([0.1 + 0.2, 0.3]) == [0.0, 0.0]
 
 
-def test_by_hand() -> None:
-    values = [0.0, 0.0, 0.0, 1.0]
-    assert grpo(values) == pytest.approx([-(3**-0.5)] * 3 + [3**0.5])
-    assert dr_grpo(values) == [-0.25, -0.25, -0.25, 0.75]
-    assert rloo(values) == pytest.approx([-1 / 3] * 3 + [1.0])
-
-
 def test_an_unknown_estimator_is_refused_by_name() -> None:
     with pytest.raises(
         ContractError, match=r"no advantages 'ppo': the estimators are grpo, dr_grpo, rloo"

@@ -247,26 +247,3 @@ def test_the_expected_gradient_is_that_of_the_reward_although_the_policy_decides
         lambda made: credit.advantages(made, [t.reward or 0.0 for t in made])
     )
     assert np.allclose(estimated, factor * true, atol=1e-12)
-
-
-def test_rewards_that_are_centred_at_each_turn_and_then_summed_lead_elsewhere() -> None:
-    """What credit by turn must not do: the baseline has a term for each turn that the trajectory
-    itself goes on.
-    """
-
-    def centred(made: Sequence[Trajectory]) -> list[list[float]]:
-        rewards = [[reward or 0.0 for reward in t.turn_rewards] for t in made]
-        for its, one in zip(rewards, made, strict=True):
-            its[-1] += one.reward or 0.0
-        others = [rewards[1], rewards[0]]
-        gaps = [
-            [
-                reward - (other[turn] if turn < len(other) else 0.0)
-                for turn, reward in enumerate(its)
-            ]
-            for its, other in zip(rewards, others, strict=True)
-        ]
-        return [list(itertools.accumulate(its[::-1]))[::-1] for its in gaps]
-
-    estimated, true = expected_gradients(centred)
-    assert estimated[0, STOP] - true[0, STOP] > 0.05  # it teaches to stop

@@ -74,21 +74,15 @@ def test_the_last_action_counts(text):
     ("text", "wrong"),
     [
         ("I shall add.", 'no line "Action:"'),
-        ("", 'no line "Action:"'),
         (CALL, 'no line "Action:"'),
         ("Action:", "not valid JSON"),
-        ("Action:\nadd(1)", "not valid JSON"),
         (f"Action:\n```json\n{CALL}\n```", "not valid JSON"),
         (f"Action:\n{CALL[:-3]}", "cut off"),
         (f"Action:\n{CALL}\nAPI output: 1", "Something follows"),
         (f"Action:\n[{CALL}]", "not a JSON object"),
         ('Action:\n{"arguments": {}}', 'no "name"'),
-        ('Action:\n{"name": "", "arguments": {}}', 'no "name"'),
         ('Action:\n{"name": "add"}', "\"arguments\" of the action 'add'"),
         ('Action:\n{"name": "add", "arguments": "{}"}', "\"arguments\" of the action 'add'"),
-        ('Action:\n{"name": "add", "arguments": {"a": NaN}}', "NaN"),
-        ('Action:\n{"name": "add", "arguments": {"a": 1, "a": 2}}', "twice"),
-        ('Action:\n{"name": "respond", "arguments": {}}', "takes one argument"),
         ('Action:\n{"name": "respond", "arguments": {"content": 1}}', "takes one argument"),
         (
             'Action:\n{"name": "respond", "arguments": {"content": "a", "to": "b"}}',
@@ -147,12 +141,6 @@ def test_malformed_turns_are_told_in_the_users_role_and_end_the_episode():
     assert trajectory.sampled_tokens == sum(
         len(e.ids) for e in trajectory.events if isinstance(e, Sampled)
     )
-
-
-def test_a_good_action_forgives_malformed_ones():
-    good = write_action(ADD, TextForm.REACT)
-    bye = write_action(BYE, TextForm.REACT)
-    assert run("a", "b", good, "c", "d", bye, agent="react").stop is Stop.DONE
 
 
 def test_a_call_in_the_models_own_format_is_malformed():

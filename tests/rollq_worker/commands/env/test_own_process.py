@@ -5,14 +5,15 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from rollq_worker.commands.env import own_process
 from rollq_worker.environments import files
+from tests.waiting import until
 
 WORLD = """
 import os, time
@@ -92,28 +93,46 @@ def test_a_load_that_does_not_return(tmp_path: Path, monkeypatch: pytest.MonkeyP
         checked(world(tmp_path, monkeypatch, load="os._exit(3)"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("kill", [os.kill, os.killpg])
-def test_a_signal_ends_the_check_and_closes_the_environment(
-    kill: Callable[[int, int], None], number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = tmp_path / "log"
+@contextmanager
+def command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, close: str
+) -> Iterator["tuple[subprocess.Popen[bytes], Path]"]:
+    """`rollq env check` in a process group of its own, in a step; and the environment's log."""
+    log = folder / "log"
     log.touch()
     note = f"print({{!r}}, file=open({str(log)!r}, 'a'))".format
     env = world(
-        tmp_path,
+        folder,
         monkeypatch,
         open=f"Episode.longest_step_s = 60; {note('open')}",
         step=f"{note('step')}; time.sleep(60)",
-        close=f"time.sleep(0.3); {note('close')}",
+        close=f"{note('close')}; {close}; {note('closed')}",
     )
     line = [sys.executable, "-m", "rollq", "env", "check", env]
     with subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     ) as process:
-        until = time.monotonic() + 60
-        while "step" not in log.read_text() and time.monotonic() < until:
-            time.sleep(0.02)
+        until(lambda: "step" in log.read_text())
+        yield process, log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kill", [os.kill, os.killpg])
+def test_a_signal_ends_the_check_and_closes_the_environment(
+    kill: Callable[[int, int], None], number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with command(tmp_path, monkeypatch, "time.sleep(0.3)") as (process, log):
         kill(process.pid, number)
         assert process.wait(30) in (130, 143)
-    assert log.read_text().split() == ["open", "close", "open", "step", "close"]
+    assert log.read_text().split() == ["open", "close", "closed", "open", "step", "close", "closed"]
+
+
+def test_a_second_signal_ends_a_close_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang = f"time.sleep(60 if 'step' in open({str(tmp_path / 'log')!r}).read() else 0)"
+    with command(tmp_path, monkeypatch, hang) as (process, log):
+        os.killpg(process.pid, signal.SIGINT)
+        until(lambda: log.read_text().endswith("step\nclose\n"))
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(20) == 130

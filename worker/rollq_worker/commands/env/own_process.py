@@ -86,8 +86,10 @@ def check(
             checked = _Watch(ours, process, folder).until_end(show)
         finally:
             process.terminate()
-            process.join(CLOSE_S)
-            process.kill()
+            try:
+                process.join(CLOSE_S)
+            finally:  # also at a second Ctrl-C
+                process.kill()
     return checked
 
 

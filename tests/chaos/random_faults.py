@@ -115,6 +115,7 @@ class RandomFaults:
         self._signal(self.workers[0], signal.SIGKILL)
         time.sleep(1.0)
         cut = {job for job, at in engine_proxy.last_abandoned.items() if at >= killed}
+        self.run.check(bool(cut), "the fault did not happen: the dead worker waited for nothing")
         self.run.wait(
             lambda: all(
                 engine_proxy.last_asked[job] > engine_proxy.last_abandoned[job] for job in cut

@@ -17,28 +17,6 @@ def ids(ledger: Ledger, groups: int, token: str, **how: object) -> list[str]:
 
 
 class TestTake:
-    def test_all_or_none_lowest_sequence_first(self, ledger: Ledger) -> None:
-        finish_groups(ledger, "c", "b", "a")
-        assert take(ledger, 4, "t") == []
-        taken = take(ledger, 2, "t")
-        assert [(g.id, g.seq, g.size, g.members, g.dead, g.handed) for g in taken] == [
-            ("c", 1, 2, ["r/c/0", "r/c/1"], [], 0),
-            ("b", 2, 2, ["r/b/0", "r/b/1"], [], 0),
-        ]
-        assert take(ledger, 2, "t") == taken
-        assert take(ledger, 2, "u") == []
-        assert ids(ledger, 1, "u") == ["a"]
-
-    def test_an_extension_lasts(self, ledger: Ledger) -> None:
-        finish_groups(ledger, "a")
-        take(ledger, 1, "t", hold_s=1.0)
-        assert deliveries(ledger).renew_holds(["t"], 100.0) == []
-        assert (
-            50
-            < ledger.redis.zscore(f"{ledger.keys.prefix}held:train", "a") - ledger.scripts.now()
-            <= 100
-        )
-
     def test_eval_groups_are_apart(self, ledger: Ledger) -> None:
         finish_groups(ledger, "e", purpose=Purpose.EVAL)
         finish_groups(ledger, "t")
@@ -74,21 +52,6 @@ class TestShortLastBatch:
         deliveries(ledger).renew_holds(["other/0"])
         assert ids(ledger, 2, "me/0", since=since) == ["c"]
 
-    def test_two_consumers_that_acknowledge_one_step_later_both_come_to_an_end(
-        self, ledger: Ledger
-    ) -> None:
-        finish_groups(ledger, *"abcd", seal=True)
-        ids(ledger, 2, "me/0")
-        ids(ledger, 2, "other/0")
-        mine = deliveries(ledger).take(2, "me/1", wake=True)
-        theirs = deliveries(ledger).take(2, "other/1", wake=True)
-        assert not mine.over
-        assert not theirs.over
-        mine = deliveries(ledger).take(2, "me/1", since=mine.at, wake=True)
-        assert mine.over  # the other one waits as well, and is alive
-        ack(ledger, "me/0")
-        assert deliveries(ledger).take(2, "other/1", since=theirs.at, wake=True).over
-
     def test_a_consumer_that_trains_is_waited_for(self, ledger: Ledger) -> None:
         finish_groups(ledger, *"ab", seal=True)
         ids(ledger, 1, "other/0")
@@ -99,12 +62,6 @@ class TestShortLastBatch:
         assert not deliveries(ledger).take(1, "me/1", since=since, wake=True).over
         end_holds(ledger, "a")  # it died
         assert ids(ledger, 1, "me/1", since=since) == ["a"]
-
-    def test_an_exact_batch_is_never_short(self, ledger: Ledger) -> None:
-        finish_groups(ledger, *"abc", seal=True)
-        short = deliveries(ledger).take(4, "t", exact=True)
-        assert (list(short.groups), short.last, short.over, short.ready) == ([], True, False, 3)
-        assert ids(ledger, 3, "t", exact=True) == ["a", "b", "c"]
 
 
 class TestWakeUps:
@@ -148,9 +105,6 @@ class TestWakeUps:
             case "a rejection":
                 deliveries(ledger).reject("other/0", "r/a/0", "torn")
         assert self.wakes(ledger) == ["me"]
-
-    def test_without_a_wake_up_the_wait_ends_on_time(self, ledger: Ledger) -> None:
-        assert not deliveries(ledger).wait("t", 0.01)
 
     def test_who_got_groups_is_not_woken(self, ledger: Ledger) -> None:
         take(ledger, 1, "t/0", wake=True)

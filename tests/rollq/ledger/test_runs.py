@@ -9,7 +9,6 @@ from rollq.errors import (
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim, Refusal
 from rollq.wire.blob import SCHEMA
-from tests.rollq.routed_experts import ASKED
 from tests.rollq.samples import claim, group, journal, prompt, reader, reap
 
 
@@ -53,21 +52,6 @@ class TestRun:
         assert refused.reason == "schema" and "use the rollq that wrote it" in refused.detail
         stats = reader(ledger).stats()
         assert (stats["queued"], stats["leased"], stats["failures"]) == (2, 0, {})
-
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {"spare": 1},
-            {"adapter": "math", "template_kwargs": {"effort": "low"}},
-            {"reward": "judge", "reward_args": {"endpoint": "e"}, "routed_experts": ASKED},
-        ],
-    )
-    def test_a_claimed_job_has_all_its_fields(
-        self, ledger: Ledger, changes: dict[str, object]
-    ) -> None:
-        ledger.submit(group(**changes))
-        played = claim(ledger, "r/g/0").job
-        assert {name: getattr(played, name) for name in changes} == changes
 
     def test_an_unplayed_and_a_half_played_job_can_be_shown(self, ledger: Ledger) -> None:
         ledger.submit(group())

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rollq import cli
 from rollq.client.client import Client
 from rollq.client.consuming.consumer import Consumer
 from rollq.errors import FailureClass, LedgerError, PullTimeout, Unwritable
@@ -23,6 +24,7 @@ from rollq.servers.retry import RetryLoop, retry
 from rollq.trajectory import Header
 from rollq.wire.codec import encode_header
 from rollq.wire.events import encode_event
+from tests.rollq.commands.lines import SUBMIT
 from tests.rollq.groups import ack, deliveries, finish_groups, take
 from tests.rollq.samples import claim, closed, events, group, job, journal, play, reader, reap
 
@@ -218,16 +220,8 @@ def test_a_replica_is_read_only(ledger: Ledger, redis_url: str) -> None:
     assert [taken.id for taken in take(ledger, 1, "t")] == ["a"]
 
 
-@pytest.mark.parametrize(
-    "line", [["submit", "--env", "shop", "--tasks", "0"], ["pull", "--groups", "1"]]
-)
-def test_commands_tell_it_in_one_line(
-    redis_url: str, capsys: pytest.CaptureFixture[str], line: list[str]
-) -> None:
-    from rollq import cli
-
-    extra = ["--timeout", "0"] if line[0] == "pull" else []
-    cli.main([*line, "--run", "r", "--redis", redis_url, *extra])
+def test_commands_tell_it_in_one_line(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main([*SUBMIT, "--redis", redis_url])
     warnings = [said for said in capsys.readouterr().err.splitlines() if "warning" in said]
     assert warnings == [
         "rollq: warning: Redis forgets everything when it restarts: start it with --appendonly yes"

@@ -10,7 +10,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Refusal, State
 from tests.rollq.groups import ack, take
-from tests.rollq.samples import claim, events, group, journal, play
+from tests.rollq.samples import claim, group, play
 
 
 @pytest.fixture
@@ -26,13 +26,6 @@ def reader(ledger: Ledger) -> LedgerReader:
 def kill(ledger: Ledger, job_id: str) -> None:
     for _ in range(2):
         ledger.fail(job_id, claim(ledger, job_id).lease, FailureClass.ENV, "broken")
-
-
-def test_surplus_members_free_their_memory_at_once(ledger: Ledger) -> None:
-    ledger.submit(group("g", 1, spare=1))
-    journal(ledger, "r/g/0", claim(ledger, "r/g/0").lease, events()[:4])
-    play(ledger, "r/g/1")
-    assert ledger.redis.exists(ledger.keys.journal("r/g/0")) == 0
 
 
 def test_surplus_members_are_no_dead_letters(

@@ -52,13 +52,6 @@ def test_a_run_without_them_stays_without(
         ledger.submit(group("b", **pins))
 
 
-@pytest.mark.parametrize("pins", [{"template_kwargs": SHORT}, {"adapter": "math"}])
-def test_the_members_of_a_group_have_the_same(ledger: Ledger, pins: dict[str, object]) -> None:
-    one, other = group("a", **pins), group("a")
-    with pytest.raises(ContractError, match="adapter or template_kwargs differ within the group"):
-        ledger.submit([one[0], other[1]])
-
-
 def test_equal_json_is_the_same_in_a_group_and_true_is_not_1(ledger: Ledger) -> None:
     one, other = (
         group("a", template_kwargs={"stops": ("a", "b")}),
@@ -71,12 +64,6 @@ def test_equal_json_is_the_same_in_a_group_and_true_is_not_1(ledger: Ledger) -> 
     )
     with pytest.raises(ContractError, match="template_kwargs differ within the group"):
         ledger.submit([one[0], other[1]])
-
-
-@pytest.mark.parametrize("value", [float("nan"), object(), {1: 2}])
-def test_what_is_not_json_is_refused_by_its_name(ledger: Ledger, value: object) -> None:
-    with pytest.raises(ContractError, match=r"template_kwargs: .* not (JSON|a string)"):
-        ledger.submit(group("a", template_kwargs={"effort": value}))
 
 
 def test_an_evaluation_inside_a_run_has_the_same(ledger: Ledger, redis_url: str) -> None:

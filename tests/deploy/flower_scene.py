@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollq import Client, Job
-from tests.conftest import REPO, free_port, redis_binary, started_redis
-from tests.deploy.redis_users import made_passwords, users_file
+from tests.conftest import REPO, free_port
+from tests.deploy.redis_users import ServerWithUsers
 from tests.e2e.stack import FAULTY_SHOP, Stack
 
 LOGIN = "operator:a long enough password"
@@ -116,25 +116,8 @@ class Scene(NamedTuple):
 @contextmanager
 def scene(folder: Path) -> Iterator[Scene]:
     """All rollouts have ended, and Flower has heard of it."""
-    port, made = free_port(), made_passwords()
-    (folder / "users.acl").write_text(users_file(made))
-    command = [
-        redis_binary(),
-        "--port",
-        str(port),
-        "--bind",
-        "127.0.0.1",
-        "--save",
-        "",
-        "--dir",
-        str(folder),
-    ]
-    redis_server = started_redis([*command, "--aclfile", str(folder / "users.acl")], port)
-    address = {
-        user: f"redis://{user}:{made[f'ROLLQ_{user.upper()}_PASSWORD']}@127.0.0.1:{port}/0"
-        for user in ("worker", "flower")
-    }
-    stack, flower = Stack(folder, address["worker"]), Flower(folder, address["flower"])
+    server = ServerWithUsers(folder)
+    stack, flower = Stack(folder, server.url_of("worker")), Flower(folder, server.url_of("flower"))
     try:
         flower.wait()
         stack.engine("--mistakes", "0.3")
@@ -143,12 +126,11 @@ def scene(folder: Path) -> Iterator[Scene]:
         _play(stack, folder)
         ends = DONE + 2 * RETRIED + ATTEMPTS_OF_DEAD * DEAD
         stack.wait(lambda: _ended(flower) >= ends, 60, "Flower's rows")
-        yield Scene(stack, flower, address["flower"])
+        yield Scene(stack, flower, server.url_of("flower"))
     finally:
         stack.close()
         flower.close()
-        redis_server.kill()
-        redis_server.wait(60)
+        server.kill()
 
 
 def _play(stack: Stack, folder: Path) -> None:

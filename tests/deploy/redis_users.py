@@ -1,10 +1,13 @@
-"""New passwords, and the ACL file of deploy/redis for the Redis that is at hand."""
+"""New passwords, the ACL file of deploy/redis for the Redis that is at hand, and such a server."""
 
 import os
 import re
 import subprocess
+from collections.abc import Sequence
+from pathlib import Path
 
 from tests.conftest import REPO, redis_binary
+from tests.servers import HOST, Server
 
 DEPLOY = REPO / "deploy" / "redis"
 
@@ -33,3 +36,15 @@ def users_file(made: dict[str, str]) -> str:
     """The ACL file as this server can read it."""
     rules = users(made).stdout
     return rules if reads_are_apart() else re.sub("%[RW]~", "~", rules)
+
+
+class ServerWithUsers(Server):
+    """A Redis that knows these users, with new passwords."""
+
+    def __init__(self, folder: Path, settings: Sequence[str] = ()) -> None:
+        self.made = made_passwords()
+        (folder / "users.acl").write_text(users_file(self.made))
+        super().__init__(folder, ["--aclfile", str(folder / "users.acl"), *settings])
+
+    def url_of(self, user: str) -> str:
+        return f"redis://{user}:{self.made[f'ROLLQ_{user.upper()}_PASSWORD']}@{HOST}:{self.port}/0"

@@ -1,8 +1,6 @@
 """The users of compose's Redis, on a real server: each can do its part, and nothing else."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,69 +25,44 @@ from rollq.snapshot.fleet import read_fleet
 from rollq.snapshot.late import late_groups
 from rollq.snapshot.rollouts import RolloutReader
 from rollq_view.redis_place import RedisPlace
-from tests.conftest import free_port, redis_binary, started_redis
-from tests.deploy.redis_users import made_passwords, reads_are_apart, users, users_file
+from tests.deploy.redis_users import ServerWithUsers, reads_are_apart, users
+from tests.e2e.stack import Stack
 from tests.ledger_of import ledger_of
 from tests.rollq.samples import group, play, reader
-from tests.rollq_worker.engine.engine_servers import replaying
 from tests.waiting import until
 
 USERS = ("worker", "producer", "trainer", "reader", "flower", "admin")
 
 
-class Server:
-    def __init__(self, port: int, made: dict[str, str]) -> None:
-        self.port, self.made = port, made
-
-    def url(self, user: str) -> str:
-        return (
-            f"redis://{user}:{self.made[f'ROLLQ_{user.upper()}_PASSWORD']}@127.0.0.1:{self.port}/0"
-        )
-
-
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder, port, made = tmp_path_factory.mktemp("users"), free_port(), made_passwords()
-    (folder / "users.acl").write_text(users_file(made))
-    command = [
-        redis_binary(),
-        "--port",
-        str(port),
-        "--bind",
-        "127.0.0.1",
-        "--save",
-        "",
-        "--dir",
-        str(folder),
-    ]
-    command += ["--lua-time-limit", "100"]
-    with started_redis([*command, "--aclfile", str(folder / "users.acl")], port) as process:
-        yield Server(port, made)
-        process.kill()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerWithUsers]:
+    found = ServerWithUsers(tmp_path_factory.mktemp("users"), ["--lua-time-limit", "100"])
+    yield found
+    found.kill()
 
 
 @pytest.fixture
-def worker(server: Server) -> Iterator["redis.Redis"]:
-    found = connect(server.url("worker"))
+def worker(server: ServerWithUsers) -> Iterator["redis.Redis"]:
+    found = connect(server.url_of("worker"))
     yield found
     found.close()
 
 
-def test_the_file_holds_no_password(server: Server) -> None:
+def test_the_file_holds_no_password(server: ServerWithUsers) -> None:
     rules = users(server.made).stdout
     assert not any(password in rules for password in server.made.values())
     assert len(set(server.made.values())) == len(server.made) == 7
 
 
 @pytest.mark.parametrize("password", [None, "", "short"])
-def test_there_is_no_default_password(server: Server, password: str | None) -> None:
+def test_there_is_no_default_password(server: ServerWithUsers, password: str | None) -> None:
     made = {name: value for name, value in server.made.items() if name != "ROLLQ_TRAINER_PASSWORD"}
     ended = users(made if password is None else {**made, "ROLLQ_TRAINER_PASSWORD": password})
     assert ended.returncode != 0
     assert "ROLLQ_TRAINER_PASSWORD must have at least 16 characters" in ended.stderr
 
 
-def test_nobody_comes_in_without_a_password(server: Server) -> None:
+def test_nobody_comes_in_without_a_password(server: ServerWithUsers) -> None:
     for user in ("", "worker:wrong@", "default:@", "default:wrong@"):
         url = f"redis://{user}127.0.0.1:{server.port}/0"
         with redis.Redis.from_url(url) as client, pytest.raises(redis.AuthenticationError):
@@ -117,35 +90,37 @@ FORBIDDEN: list[list[Any]] = [
 
 @pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize("command", FORBIDDEN, ids=lambda command: " ".join(map(str, command[:2])))
-def test_what_no_user_may(server: Server, user: str, command: list[Any]) -> None:
+def test_what_no_user_may(server: ServerWithUsers, user: str, command: list[Any]) -> None:
     with (
-        redis.Redis.from_url(server.url(user)) as client,
+        redis.Redis.from_url(server.url_of(user)) as client,
         pytest.raises(redis.ResponseError) as caught,
     ):
         client.execute_command(*command)
     assert REFUSED.search(str(caught.value)), caught.value
 
 
-def submitted(server: Server, run: str, groups: int = 1) -> None:
+def submitted(server: ServerWithUsers, run: str, groups: int = 1) -> None:
     """Groups g0, g1, ... of two jobs."""
-    with Client(server.url("producer"), run=run) as producer:
+    with Client(server.url_of("producer"), run=run) as producer:
         for number in range(groups):
             producer.submit(group(f"g{number}", run=run))
-        broker = Broker(server.url("producer"))
+        broker = Broker(server.url_of("producer"))
         assert broker.send([JobMessage(f"{run}/g0/0", "rollq", 6)]), broker.error
         broker.close()
         producer.seal()
         assert producer.stats()["submitted"] == 2 * groups
 
 
-def test_a_trainer_takes_rejects_and_acknowledges(server: Server, worker: "redis.Redis") -> None:
+def test_a_trainer_takes_rejects_and_acknowledges(
+    server: ServerWithUsers, worker: "redis.Redis"
+) -> None:
     submitted(server, "taken", groups=2)
     ledger = Ledger(worker, "taken")
     for name in ("g0", "g1"):
         for sample in range(2):
             play(ledger, f"taken/{name}/{sample}")
     worker.lset(ledger.keys.journal("taken/g0/0"), 1, "junk")
-    with Client(server.url("trainer"), run="taken") as trainer:
+    with Client(server.url_of("trainer"), run="taken") as trainer:
         assert live_workers(ledger_of(trainer).redis) == []
         for batch in trainer.batches(1):
             batch.ack()
@@ -153,24 +128,24 @@ def test_a_trainer_takes_rejects_and_acknowledges(server: Server, worker: "redis
     assert (stats["delivered"], stats["dead"], stats["groups_dropped"]) == (2, 1, 1)
 
 
-def test_a_trainer_has_nothing_to_do_with_the_broker(server: Server) -> None:
-    broker = Broker(server.url("trainer"))
+def test_a_trainer_has_nothing_to_do_with_the_broker(server: ServerWithUsers) -> None:
+    broker = Broker(server.url_of("trainer"))
     assert broker.send([JobMessage("r/g/0", "rollq", 6)]) == []
     assert broker.error
     broker.close()
-    with redis.Redis.from_url(server.url("trainer")) as trainer:
+    with redis.Redis.from_url(server.url_of("trainer")) as trainer:
         for command in (["LPUSH", "rollq", "x"], ["PUBLISH", "/0.celeryev/task.x", "x"]):
             with pytest.raises(NoPermissionError):
                 trainer.execute_command(*command)
 
 
-def test_a_trainer_cannot_submit(server: Server, worker: "redis.Redis") -> None:
+def test_a_trainer_cannot_submit(server: ServerWithUsers, worker: "redis.Redis") -> None:
     if not reads_are_apart():
         pytest.skip("Redis 6.2 has no keys that may only be read: there, a trainer can submit")
     submitted(server, "refused")
     DeadLetters(worker, "refused").cancel("refused/g0/1")
     before = reader(Ledger(worker, "refused")).stats()
-    with connect(server.url("trainer")) as trainer:
+    with connect(server.url_of("trainer")) as trainer:
         for run in ("refused", "new"):
             with pytest.raises(LedgerError, match=REFUSED):
                 Ledger(trainer, run).submit(group("h", run=run))
@@ -184,13 +159,13 @@ def test_a_trainer_cannot_submit(server: Server, worker: "redis.Redis") -> None:
     assert reader(Ledger(worker, "refused")).stats() == before
 
 
-def test_a_producer_takes_no_messages(server: Server, worker: "redis.Redis") -> None:
+def test_a_producer_takes_no_messages(server: ServerWithUsers, worker: "redis.Redis") -> None:
     submitted(server, "sent")
     if not reads_are_apart():
         pytest.skip(
             "Redis 6.2 has no keys that may only be written: there, a producer can take messages"
         )
-    with redis.Redis.from_url(server.url("producer")) as producer:
+    with redis.Redis.from_url(server.url_of("producer")) as producer:
         for command in (
             ["RPOP", "rollq"],
             ["LRANGE", "rollq\x06\x166", 0, -1],
@@ -198,14 +173,14 @@ def test_a_producer_takes_no_messages(server: Server, worker: "redis.Redis") -> 
         ):
             with pytest.raises(NoPermissionError):
                 producer.execute_command(*command)
-    broker = Broker(server.url("worker"))
+    broker = Broker(server.url_of("worker"))
     assert broker.backlog(["rollq"]), broker.error
     broker.close()
 
 
-def test_flower_reads_no_ledger(server: Server, worker: "redis.Redis") -> None:
+def test_flower_reads_no_ledger(server: ServerWithUsers, worker: "redis.Redis") -> None:
     submitted(server, "seen")
-    with redis.Redis.from_url(server.url("flower")) as flower:
+    with redis.Redis.from_url(server.url_of("flower")) as flower:
         flower.llen("rollq")
         flower.llen("rollq\x06\x163")
         flower.pubsub().psubscribe("/0.celeryev/*")
@@ -214,9 +189,11 @@ def test_flower_reads_no_ledger(server: Server, worker: "redis.Redis") -> None:
                 flower.execute_command(*command)
 
 
-def test_a_reader_sees_everything_and_writes_nothing(server: Server, worker: "redis.Redis") -> None:
+def test_a_reader_sees_everything_and_writes_nothing(
+    server: ServerWithUsers, worker: "redis.Redis"
+) -> None:
     submitted(server, "read")
-    with connect(server.url("reader")) as client:
+    with connect(server.url_of("reader")) as client:
         ledger = Ledger(client, "read")
         assert reader(ledger).stats()["submitted"] == 2
         place = RedisPlace(client, "redis://here")
@@ -252,16 +229,21 @@ def test_a_reader_sees_everything_and_writes_nothing(server: Server, worker: "re
     assert reader(Ledger(worker, "read")).stats()["queued"] == 2
 
 
-def test_an_administrator_ends_a_script_that_loops(server: Server, worker: "redis.Redis") -> None:
+def test_an_administrator_ends_a_script_that_loops(
+    server: ServerWithUsers, worker: "redis.Redis"
+) -> None:
     def loop() -> None:
-        with redis.Redis.from_url(server.url("trainer")) as trainer, suppress(redis.ResponseError):
+        with (
+            redis.Redis.from_url(server.url_of("trainer")) as trainer,
+            suppress(redis.ResponseError),
+        ):
             trainer.eval("while true do end", 0)
 
     looping = Thread(target=loop)
     looping.start()
     with (
-        redis.Redis.from_url(server.url("worker")) as other,
-        redis.Redis.from_url(server.url("admin")) as admin,
+        redis.Redis.from_url(server.url_of("worker")) as other,
+        redis.Redis.from_url(server.url_of("admin")) as admin,
     ):
         until(lambda: _busy(other))
         with pytest.raises(NoPermissionError):
@@ -281,66 +263,40 @@ def _busy(client: "redis.Redis") -> bool:
 
 @pytest.mark.timeout(900)
 def test_each_part_as_its_own_user(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: ServerWithUsers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A worker plays what a producer submits and a trainer pulls; nothing is refused, and no
     password is logged.
     """
-    log = tmp_path / "log"
-    with replaying() as engine, log.open("wb") as out:
-        line = [
-            sys.executable,
-            "-m",
-            "rollq",
-            "worker",
-            "-c",
-            "2",
-            "--redis",
-            server.url("worker"),
-            "--engine",
-            engine,
-        ]
-        worker = subprocess.Popen(line, stdout=out, stderr=out)
-        try:
-            for user, command in (
-                (
-                    "producer",
-                    [
-                        "submit",
-                        "--run",
-                        "w",
-                        "--env",
-                        "shop",
-                        "--tasks",
-                        "0-1",
-                        "--size",
-                        "2",
-                        "--seal",
-                    ],
-                ),
-                ("trainer", ["pull", "--run", "w", "--groups", "2", "--timeout", "300"]),
-                ("trainer", ["stats", "--run", "w"]),
-                ("producer", ["jobs", "drop", "w", "--whole-run", "--yes"]),
-            ):
-                assert cli.main([*command, "--redis", server.url(user)]) == 0, log.read_text()
-                said = capsys.readouterr().err
-                assert "NOPERM" not in said and "ermission" not in said
-            worker.terminate()
-            until(lambda: worker.poll() == 0)
-            said = log.read_text()
-            assert "NOPERM" not in said and "ermission" not in said, said
-            assert not any(password in said for password in server.made.values())
-        finally:
-            worker.terminate()
-            worker.wait(60)
+    stack = Stack(tmp_path, server.url_of("worker"))
+    try:
+        stack.engine()
+        worker = stack.worker(2)
+        for user, command in (
+            ("producer", "submit --run w --env shop --tasks 0-1 --size 2 --seal"),
+            ("trainer", "pull --run w --groups 2 --timeout 300"),
+            ("trainer", "stats --run w"),
+            ("producer", "jobs drop w --whole-run --yes"),
+        ):
+            line = [*command.split(), "--redis", server.url_of(user)]
+            assert cli.main(line) == 0, stack.logs()
+            said = capsys.readouterr().err
+            assert "NOPERM" not in said and "ermission" not in said
+        worker.terminate()
+        until(lambda: worker.poll() == 0)
+        said = worker.log.read_text()  # type: ignore[attr-defined]
+        assert "NOPERM" not in said and "ermission" not in said, said
+        assert not any(password in said for password in server.made.values())
+    finally:
+        stack.close()
 
 
 @pytest.mark.parametrize("user", ["trainer", "worker"])
 def test_metrics_are_read_with_the_rights_of(
-    server: Server, user: str, worker: "redis.Redis"
+    server: ServerWithUsers, user: str, worker: "redis.Redis"
 ) -> None:
     Ledger(worker, "shown").submit(group(run="shown"))
-    reader = connect(server.url(user))
+    reader = connect(server.url_of(user))
     found = {
         sample.metric.name: sample.value
         for sample in RunMetrics(reader).read()

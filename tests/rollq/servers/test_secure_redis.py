@@ -4,8 +4,6 @@ address alone.
 
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,10 +21,10 @@ from rollq.ledger.constants import EVAL, NEW
 from rollq.ledger.keys import QUEUE
 from rollq.ledger.replies import JobMessage
 from rollq.servers.connection import connect
-from tests.conftest import free_port, redis_binary, started_redis
+from tests.e2e.stack import Stack
 from tests.ledger_of import dead_letters_of, ledger_of
 from tests.rollq.samples import group, play
-from tests.rollq_worker.engine.engine_servers import replaying
+from tests.servers import Server
 
 pytestmark = pytest.mark.packages
 
@@ -41,26 +39,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of a Redis that knows only user `rollq`, who may touch only rollq's and Celery's
     keys.
     """
-    port = free_port()
-    rules = tmp_path_factory.mktemp("acl") / "users.acl"
-    rules.write_text(
+    folder = tmp_path_factory.mktemp("acl")
+    (folder / "users.acl").write_text(
         "user default off\nuser rollq on >p@ss/word ~rollq* ~_kombu.* &* +@all -@admin "
         "-@dangerous +info\n"
     )
-    command = [
-        redis_binary(),
-        "--port",
-        str(port),
-        "--bind",
-        "127.0.0.1",
-        "--save",
-        "",
-        "--aclfile",
-        str(rules),
-    ]
-    with started_redis([*command, "--dir", str(rules.parent)], port) as process:
-        yield port
-        process.kill()
+    found = Server(folder, ["--aclfile", str(folder / "users.acl")])
+    yield found.port
+    found.kill()
 
 
 @pytest.fixture(scope="module")
@@ -170,42 +156,19 @@ def test_a_worker_plays_through_it(tls_port: int, certificate: Path, tmp_path: P
     address = (
         f"rediss://rollq:{PASSWORD}@localhost:{tls_port}/0?ssl_ca_certs={certificate / 'ca.pem'}"
     )
-    log = tmp_path / "log"
-    with replaying() as engine, log.open("wb") as out:
-        line = [
-            sys.executable,
-            "-m",
-            "rollq",
-            "worker",
-            "-c",
-            "2",
-            "--redis",
-            address,
-            "--engine",
-            engine,
-        ]
-        worker = subprocess.Popen(line, stdout=out, stderr=out)
-        try:
-            submit = [
-                "submit",
-                "--run",
-                "w",
-                "--env",
-                "shop",
-                "--tasks",
-                "0-1",
-                "--size",
-                "2",
-                "--seal",
-            ]
-            pull = ["pull", "--run", "w", "--groups", "2", "--timeout", "300"]
-            for command in (submit, pull):
-                assert cli.main([*command, "--redis", address]) == 0, log.read_text()
-            assert "p@ss" not in log.read_text()
-            assert PASSWORD not in log.read_text()
-        finally:
-            worker.terminate()
-            worker.wait(60)
+    stack = Stack(tmp_path, address)
+    try:
+        stack.engine()
+        worker = stack.worker(2)
+        for command in (
+            "submit --run w --env shop --tasks 0-1 --size 2 --seal",
+            "pull --run w --groups 2 --timeout 300",
+        ):
+            assert cli.main([*command.split(), "--redis", address]) == 0, stack.logs()
+        said = worker.log.read_text()  # type: ignore[attr-defined]
+        assert "p@ss" not in said and PASSWORD not in said
+    finally:
+        stack.close()
 
 
 def test_an_unknown_authority_is_refused(tls_port: int) -> None:

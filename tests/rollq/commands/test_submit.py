@@ -94,18 +94,6 @@ def test_budgets_on_the_line(ledger: Ledger, says: Says) -> None:
     assert "run r has a budget of 8 failures of class engine, not 9" in refused
 
 
-def test_spare_members_are_submitted_with_their_group(ledger: Ledger, says: Says) -> None:
-    line = [*SUBMIT, "--size", "2", "--set", "spare=1", "--json"]
-    for new, known in ((12, 0), (0, 12)):
-        said = says(*line)
-        assert "spare 1" in said.err
-        assert (said.json["size"], said.json["new"], said.json["known"]) == (2, new, known)
-    play_groups(ledger, "shop.train.0")
-    assert (reader(ledger).stats()["surplus"], reader(ledger).stats()["groups_ready"]) == (1, 1)
-    said = says(*SUBMIT, "--set", "purpose=eval", "--set", "spare=1", code=2)
-    assert "spare is 1, and an evaluation has none" in said.err
-
-
 def test_submit_refills_and_then_seals(ledger: Ledger, says: Says) -> None:
     line = ["submit", "--run", "r", "--env", "shop", "--tasks", "0-1", "--size", "2", "--json"]
     says(*line)
@@ -123,15 +111,3 @@ def test_submit_refills_and_then_seals(ledger: Ledger, says: Says) -> None:
     worker.join(30)
     assert (found["new"], found["known"], found["refilled"], found["sealed"]) == (0, 4, 2, True)
     assert [taken.id for taken in take(ledger, 3, "t")] == ["shop.train.1", "shop.train.0.r1"]
-
-
-def test_jobs_ask_for_routed_experts(ledger: Ledger, says: Says) -> None:
-    line = [*SUBMIT, "--set", "routed_experts=48x8x128"]
-    assert (
-        "routed_experts.layers 48, routed_experts.top_k 8, routed_experts.experts 128"
-        in says(*line).err
-    )
-    state = reader(ledger).job("r/shop.train.0/0")
-    assert state is not None and state.job is not None
-    assert state.job.routed_experts == {"layers": 48, "top_k": 8, "experts": 128}
-    assert "and this is an evaluation" in says(*line, "--set", "purpose=eval", code=2).err

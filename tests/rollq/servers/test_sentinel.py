@@ -20,7 +20,6 @@ from rollq.errors import RollqError, Unwritable
 from rollq.ledger.constants import NEW
 from rollq.ledger.keys import QUEUE
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import JobMessage
 from rollq.servers.connection import connect
 from rollq.servers.health import check_redis
@@ -40,23 +39,6 @@ def sentinels(tmp_path: Path) -> Iterator[Sentinels]:
     servers = Sentinels(tmp_path / "servers")
     yield servers
     servers.close()
-
-
-def test_calls_go_on_at_the_next_primary(sentinels: Sentinels) -> None:
-    with connect(sentinels.url) as client:
-        ledger = Ledger(client, "r")
-        ledger.submit(group("before"))
-        before = sentinels.primary_port()
-        until(
-            lambda: all(
-                replica.client.dbsize() == sentinels.primary.client.dbsize()
-                for replica in sentinels.replicas
-            )
-        )
-        sentinels.primary.kill()
-        PATIENTLY(lambda: ledger.submit(group("after")), 150)
-        assert sentinels.primary_port() != before
-        assert LedgerReader(client, "r").stats()["submitted"] == 4
 
 
 def test_a_server_that_is_no_primary_any_more_is_left(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import redis
 
 from rollq.client.client import Client
 from rollq.commands.top import as_json
@@ -206,31 +205,6 @@ def test_a_look_does_not_depend_on_the_number_of_jobs(
     for number in range(30, 90):
         ledger.submit(group(f"g{number}", size=8))
     assert commands() == few
-
-
-def test_a_run_costs_three_round_trips(
-    fleet: Callable[[], FleetSnapshot], ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[object] = []
-    send = redis.Connection.send_packed_command
-
-    def counted(self: redis.Connection, command: object, **options: Any) -> None:
-        sent.append(command)
-        send(self, command, **options)
-
-    def trips() -> int:
-        sent.clear()
-        fleet()
-        return len(sent)
-
-    for run in ("a", "b"):
-        Ledger(ledger.redis, run).submit(group("g", run=run))
-    fleet()  # its scripts are known there from now on
-    monkeypatch.setattr(redis.Connection, "send_packed_command", counted)
-    of_two = trips()
-    for run in ("c", "d"):
-        Ledger(ledger.redis, run).submit(group("g", run=run))
-    assert trips() - of_two == 2 * 3
 
 
 def test_rollouts_a_minute(fleet: Callable[[], FleetSnapshot], ledger: Ledger) -> None:

@@ -35,14 +35,8 @@ def played(*rewards: float | None, grade: float = 0.0, arms: Sequence[int] = ())
 @pytest.mark.parametrize(
     ("credit", "group", "expected"),
     [
-        # returns [3, 2], [1, 1]: each turn against the sibling's
-        (TurnCredit(), [([1, 2], 0), ([0, 1], 0)], [[2, 1], [-2, -1]]),
         # a turn without a reward, and the episode's behind the last: returns [2, 1], [0, 0]
         (TurnCredit(), [([1, None], 1), ([None, None], 0)], [[2, 1], [-2, -1]]),
-        # returns [0.5 * (2 + 1), 2 + 1], [0, 0]: the episode's reward is that of the last turn
-        (TurnCredit(discount=0.5), [([0, 2], 1), ([0, 0], 0)], [[1.5, 3], [-1.5, -3]]),
-        # nothing later counts
-        (TurnCredit(discount=0), [([1, 2], 1), ([0, 0], 0)], [[1, 3], [-1, -3]]),
         # returns [1], [3, 3, 2]: the one that ended keeps its last return, and gives the others a
         # baseline
         (TurnCredit(), [([1], 0), ([0, 1, 2], 0)], [[-2], [2, 2, 1]]),

@@ -43,18 +43,6 @@ def test_a_batch_knows_its_policy_and_the_steps_of_its_tokens(
     assert batch.staleness == Staleness(max=2, mean=2.0, unknown_tokens=0)
 
 
-def test_a_run_without_versions_has_none(client: Client, ledger: Ledger) -> None:
-    client.submit([job(0, "a")])
-    play_groups(ledger, "a")
-    batch = next(client.batches(1))
-    assert (client.published(), batch.policy_step, batch.groups[0].started_step) == (
-        None,
-        None,
-        None,
-    )
-    assert batch.staleness.unknown_tokens == 8
-
-
 def test_a_producer_goes_on_as_soon_as_a_policy_is_published(
     redis_url: str, client: Client, ledger: Ledger
 ) -> None:

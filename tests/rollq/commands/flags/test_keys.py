@@ -40,6 +40,7 @@ SAID = {
     "agent": "react",
     "queue": "q",
     "min_viable": 2,
+    "spare": 1,
     "reward": "judge",
     "sampling.temperature": 0.5,
     "sampling.top_p": 1,
@@ -189,6 +190,11 @@ def test_a_value_is_json_or_text() -> None:
 )
 def test_users_by_name_and_as_json(text: str, spec: dict[str, str]) -> None:
     assert read(*SUBMIT[1:], "--set", f"user={text}")[0].user == spec
+
+
+def test_routed_experts_in_short() -> None:
+    job, _ = read(*SUBMIT[1:], "--set", "routed_experts=48x8x128")
+    assert job.routed_experts == {"layers": 48, "top_k": 8, "experts": 128}
 
 
 def test_the_kinds_of_users_are_those_of_the_workers() -> None:

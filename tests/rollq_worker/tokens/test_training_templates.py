@@ -110,6 +110,14 @@ def test_nemotron_nano_s_lines_are_those_of_its_model_card() -> None:
     )
 
 
+def test_smollm3_s_system_prompt_has_an_end_only_with_tools() -> None:
+    bare, with_tools = (
+        trained_tokenizer("smollm3").render([SYSTEM, USER], tools, True) for tools in (None, TOOLS)
+    )
+    assert "\n\nBe naïve.\n\n<|im_start|>user\n" in bare
+    assert "</tool_call>\n\n<|im_end|>\n<|im_start|>user\n" in with_tools
+
+
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_a_model_s_own_template_finds_its_training_template(real: RealTemplates, name: str) -> None:
     own = tokenizer_with(

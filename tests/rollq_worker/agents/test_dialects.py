@@ -374,7 +374,10 @@ def test_an_unreadable_call_is_the_programs_to_refuse(stream: bool) -> None:
     assert given == [broken, broken]
     assert len(played.traces) == 3
     assert [event.errors != () for event in played.events if isinstance(event, Observed)] == [
-        *(True, False, True, True)
+        True,
+        False,
+        True,
+        True,
     ]
 
 

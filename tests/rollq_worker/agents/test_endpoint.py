@@ -258,7 +258,13 @@ class TestHostile:
     @pytest.mark.parametrize(
         "body",
         [
-            *(b"", b"{", b"[]", b"nan", b'{"messages": 1}', b"[" * 100_000, b"\xff"),
+            b"",
+            b"{",
+            b"[]",
+            b"nan",
+            b'{"messages": 1}',
+            b"[" * 100_000,
+            b"\xff",
             b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
         ],
     )

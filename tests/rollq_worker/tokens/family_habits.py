@@ -29,40 +29,33 @@ LLAMA_MESSAGE = (
 )
 LLAMA_HEADER = "<|start_header_id|>assistant<|end_header_id|>\n\n"
 SOLAR = [
-    *[
-        "<|begin|>",
-        "<|end|>",
-        "<|content|>",
-        "<|think|>",
-        "<|flush|>",
-        "<|calls|>",
-        "<|tool_calls|>",
-    ],
-    *[
-        "<|tool_call:begin|>",
-        "<|tool_call:name|>",
-        "<|tool_call:args|>",
-        "<|tool_call:end|>",
-        "<|tool_response|>",
-    ],
-    *[
-        "<|tool_response:begin|>",
-        "<|tool_response:name|>",
-        "<|tool_response:result|>",
-        "<|tool_response:end|>",
-    ],
+    "<|begin|>",
+    "<|end|>",
+    "<|content|>",
+    "<|think|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<|tool_calls|>",
+    "<|tool_call:begin|>",
+    "<|tool_call:name|>",
+    "<|tool_call:args|>",
+    "<|tool_call:end|>",
+    "<|tool_response|>",
+    "<|tool_response:begin|>",
+    "<|tool_response:name|>",
+    "<|tool_response:result|>",
+    "<|tool_response:end|>",
 ]
 APRIEL = [
-    *[
-        "<|system|>",
-        "<|user|>",
-        "<|assistant|>",
-        "<|tool_result|>",
-        "<|end|>",
-        "<tool_calls>",
-        "</tool_calls>",
-    ],
-    *["[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]"],
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|tool_result|>",
+    "<|end|>",
+    "<tool_calls>",
+    "</tool_calls>",
+    "[BEGIN FINAL RESPONSE]",
+    "[END FINAL RESPONSE]",
 ]
 HUNYUAN = [
     *[
@@ -86,7 +79,8 @@ HUNYUAN = [
 ]
 HUNYUAN_4 = [token.replace("opensource", "6124c78e") for token in HUNYUAN[:-1]]
 K2_HORIZON_TOKENS = [
-    *["<|ifm|im_start|>", "<|ifm|im_end|>"],
+    "<|ifm|im_start|>",
+    "<|ifm|im_end|>",
     *[
         f"<{end}ifm|{name}>"
         for name in ("think", "tool_calls", "tool_call", "arg_key", "arg_type", "arg_value")
@@ -122,13 +116,15 @@ LAGUNA = [
     "</tool_call>",
 ]
 LFM = [
-    *["<|startoftext|>", "<|im_start|>", "<|im_end|>", "<|tool_list_start|>", "<|tool_list_end|>"],
-    *[
-        "<|tool_call_start|>",
-        "<|tool_call_end|>",
-        "<|tool_response_start|>",
-        "<|tool_response_end|>",
-    ],
+    "<|startoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|tool_list_start|>",
+    "<|tool_list_end|>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<|tool_response_start|>",
+    "<|tool_response_end|>",
 ]
 HIDDEN_WORDS = rewritten(Edge.WORDS_AND_CALL, Edge.REASONED_CALL, Edge.REASONED_SECOND_CALL)
 

@@ -165,13 +165,11 @@ def test_each_request_says_what_the_template_writes(real: RealTemplates, name: s
 
 
 TAGS = [
-    *[
-        "<|channel|>analysis<|message|>",
-        "<|channel|>final<|message|>",
-        "<think>",
-        "</think>",
-        "<tool_call>",
-    ],
+    "<|channel|>analysis<|message|>",
+    "<|channel|>final<|message|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
     "{",
 ]
 WORDS = [

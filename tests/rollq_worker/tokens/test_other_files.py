@@ -21,23 +21,20 @@ SPEC = json.loads((BUNDLED / "tokenizer.json").read_bytes())
 CONFIG = json.loads((BUNDLED / "tokenizer_config.json").read_bytes())
 TEMPLATE = (BUNDLED / "chat_template.jinja").read_text()
 TEXTS = [
-    *[
-        "",
-        " ",
-        "\n\n",
-        "Hello, World!",
-        "I'LL don't HTTPServer camelCase 1234567 x\r\n\ty",
-        "ied 4 ½ months",
-    ],
-    *[
-        "🙂 e\u0301",
-        "中文English混合",
-        "汉字abc",
-        "北京市 Pascal",
-        "日本語テスト한국어",
-        "<|im_end|>a<|im_start|>b",
-    ],
-    *["ÄÖ naïve", "𠀀字a"],
+    "",
+    " ",
+    "\n\n",
+    "Hello, World!",
+    "I'LL don't HTTPServer camelCase 1234567 x\r\n\ty",
+    "ied 4 ½ months",
+    "🙂 e\u0301",
+    "中文English混合",
+    "汉字abc",
+    "北京市 Pascal",
+    "日本語テスト한국어",
+    "<|im_end|>a<|im_start|>b",
+    "ÄÖ naïve",
+    "𠀀字a",
 ]
 
 

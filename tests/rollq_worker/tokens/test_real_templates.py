@@ -204,8 +204,10 @@ OF_CALLS: dict[str, tuple[str, list[str], list[str]]] = {
     "kimi keeps what the model gave": (
         KIMI,
         [
-            *(kimi("functions.add:0"), kimi("functions.add:7", "functions.add:8")),
-            *("<|tool_calls_section_begin|>oops<|im_end|>", kimi("functions.add:0")),
+            kimi("functions.add:0"),
+            kimi("functions.add:7", "functions.add:8"),
+            "<|tool_calls_section_begin|>oops<|im_end|>",
+            kimi("functions.add:0"),
         ],
         ["functions.add:0", "functions.add:7", "functions.add:8", "functions.add:0"],
     ),
@@ -231,11 +233,10 @@ OF_CALLS: dict[str, tuple[str, list[str], list[str]]] = {
     "later mistrals count unread calls, too": (
         LATER,
         [
-            *(
-                '[TOOL_CALLS]add[CALL_ID]abcdef123[ARGS]{"a": 1}</s>',
-                '[TOOL_CALLS]add[ARGS]{"a": 2}</s>',
-            ),
-            *("[TOOL_CALLS]add[ARGS]oops</s>", '[TOOL_CALLS]add[ARGS]{"a": 2}</s>'),
+            '[TOOL_CALLS]add[CALL_ID]abcdef123[ARGS]{"a": 1}</s>',
+            '[TOOL_CALLS]add[ARGS]{"a": 2}</s>',
+            "[TOOL_CALLS]add[ARGS]oops</s>",
+            '[TOOL_CALLS]add[ARGS]{"a": 2}</s>',
         ],
         ["abcdef123", "000000001", "000000003"],
     ),

@@ -21,9 +21,17 @@ pytestmark = pytest.mark.sglang
 SHIM = Path(os.environ.get("ROLLQ_SHARED", REPO.parent / "shared")) / "sglang_cpu" / "shim"
 """Where it exists: stand-ins for the kernels that sglang imports, for a machine without a GPU."""
 WITHOUT_PARSER = {
-    *("seed", "granite3", "nemotron_v2"),
-    *("functionary_v31", "functionary_v32", "solar", "apriel", "minimax_m1"),
-    *("longcat", "olmo3", "xlam"),
+    "seed",
+    "granite3",
+    "nemotron_v2",
+    "functionary_v31",
+    "functionary_v32",
+    "solar",
+    "apriel",
+    "minimax_m1",
+    "longcat",
+    "olmo3",
+    "xlam",
 }
 """Formats that SGLang has no parser for."""
 COMPARED = [turn for turn in TURNS if turn.format not in WITHOUT_PARSER]

@@ -255,6 +255,7 @@ def test_words_that_the_template_refuses_end_the_episode_without_reward():
     assert (trajectory.stop, trajectory.reward, trajectory.turns) == (Stop.MALFORMED, 0.0, 2)
     last = [event for event in trajectory.events if isinstance(event, Observed)][-1]
     assert "it is forbidden" in last.errors[-1] and not last.ids
+    assert [reply["content"] for reply in last.replies] == ["and <|im_end|> then?"]
     kept, _ = played(
         renderer, ["This is forbidden.<|im_end|>"], history=History.KEEP, budget={"max_turns": 3}
     )

@@ -210,6 +210,19 @@ def test_the_system_prompt_may_be_known_only_after_reset() -> None:
     assert check_environment(world, "train", [0]).problems == []
 
 
+def test_properties_that_are_null_are_none() -> None:
+    class Bare(World):
+        def open(self, split: str, index: int, args: Any) -> Any:
+            episode = Episode("")
+            parameters = {"type": "object", "properties": None}
+            episode.tools = [
+                {"type": "function", "function": {"name": "add", "parameters": parameters}}
+            ]
+            return episode
+
+    assert check_environment(Bare(), "train", [0]).problems == []
+
+
 def test_what_need_not_be_wrong_is_noted() -> None:
     report = check_environment(World(moves=()), "train", [0])
     assert report.problems == [] and "no task has moves" in report.notes[0]

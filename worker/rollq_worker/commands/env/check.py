@@ -387,7 +387,7 @@ def _wrong_calls(tools: Sequence[Json]) -> list[Action]:
     calls = [Action("no_such_tool", {})]
     for tool in tools:
         name = tool["function"]["name"]
-        parameters = tool["function"].get("parameters", {}).get("properties", {})
+        parameters = tool["function"].get("parameters", {}).get("properties") or {}
         calls += [Action(name, {}), Action(name, {"no_such_argument": 1})]
         odd: tuple[Json, ...] = (None, [], {"a": 1}, "", -1)
         calls += [Action(name, dict.fromkeys(parameters, value)) for value in odd]

@@ -1,14 +1,10 @@
-"""Dead letters: what is listed, what a requeued job and its group become, what is deleted, and who
-is cancelled.
-"""
+"""Dead letters: what a requeued job and its group become, and what is deleted."""
 
-import json
 from typing import Any
 
 import pytest
 import redis
 
-from rollq import cli
 from rollq.client.client import Client
 from rollq.errors import ContractError, FailureClass, Fenced, LedgerError, SettingsError
 from rollq.ledger.dead_letters import DeadLetters
@@ -247,130 +243,3 @@ def test_a_run_that_was_deleted_stays_deleted(ledger: Ledger, letters: DeadLette
     assert take(ledger, 1, "t") == []
     ledger.reap()
     assert not list(ledger.redis.scan_iter(r"rollq:*"))
-
-
-# ----------------------------------------------------------------
-# the commands
-
-
-def said(capsys: pytest.CaptureFixture[str], url: str, *line: str, code: int = 0) -> str:
-    assert cli.main([*line, "--redis", url]) == code
-    return capsys.readouterr().out
-
-
-def test_the_list(ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    ledger.submit(group())
-    assert said(capsys, redis_url, "jobs", "list", "r") == "run r: no dead jobs\n"
-    assert said(capsys, redis_url, "jobs", "list", "r/g/0", code=2) == ""
-    kill(ledger, "r/g/0", FailureClass.ENGINE)
-    kill(ledger, "r/g/1", FailureClass.ENV, turns=2)
-    head, *rows = said(capsys, redis_url, "jobs", "list", "r").splitlines()
-    assert head.split() == ["JOB", "CLASS", "ATTEMPTS", "TURN", "AGE", "WORKER", "REASON"]
-    assert [row.split()[:4] for row in rows] == [
-        ["r/g/1", "env", "2", "2"],
-        ["r/g/0", "engine", "5", "1"],
-    ]
-    assert rows[0].endswith("  w       it broke")
-    (only,) = json.loads(
-        said(capsys, redis_url, "jobs", "list", "r", "--class", "engine", "--json")
-    )
-    assert {key: only[key] for key in ("job", "class", "attempts", "turn", "worker", "reason")} == {
-        "job": "r/g/0",
-        "class": "engine",
-        "attempts": 5,
-        "turn": 1,
-        "worker": "w",
-        "reason": TRACE,
-    }
-    assert "no dead jobs of class user" in said(
-        capsys, redis_url, "jobs", "list", "r", "--class", "user"
-    )
-
-
-def test_show_of_a_dead_job(
-    ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ledger.submit(group())
-    kill(ledger, "r/g/0")
-    text = said(capsys, redis_url, "show", "r/g/0")
-    assert "stop      failed   reward -   failure env" in text
-    assert "failures  2 env; the last one: it broke" in text
-    assert "journals  set aside: 1; see one with --attempt N" in text
-    assert "It is red." in text  # the partial transcript
-    assert text.rstrip().endswith("File x.py\nValueError: no\\x1b[31m such")
-    before = said(capsys, redis_url, "show", "r/g/0", "--attempt", "1")
-    assert "attempt 1" in before
-    assert "It is red." in before
-    assert "Traceback" not in before
-    assert cli.main(["show", "r/g/0", "--attempt", "7", "--redis", redis_url]) == 1
-    assert "no journal was set aside by attempt 7 (there are: 1)" in capsys.readouterr().err
-
-
-def test_requeue_by_class_by_name_and_all(
-    ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ledger.submit(group("a", size=3))
-    kill(ledger, "r/a/0", FailureClass.ENGINE)
-    kill(ledger, "r/a/1")
-    kill(ledger, "r/a/2")
-    ledger.submit(group("b", min_viable=1))
-    kill(ledger, "r/b/0")
-    play(ledger, "r/b/1")
-    requeue = ("jobs", "requeue")
-    assert said(capsys, redis_url, *requeue, "r", "--class", "engine") == "run r: 1 requeued\n"
-    assert said(capsys, redis_url, *requeue, "r/a/1") == "run r: 1 requeued\n"
-    text = said(capsys, redis_url, *requeue, "r")
-    assert "its group is ready without it" in text
-    assert text.endswith("run r: 1 requeued, 1 not\n")
-    done = json.loads(said(capsys, redis_url, *requeue, "r/b/0", "r/a/2", "--json", code=1))
-    assert (done["run"], done["requeued"], sorted(done["refused"])) == ("r", 0, ["r/a/2", "r/b/0"])
-    for wrong in (
-        ["s/a/0", "r/a/0"],
-        ["r", "r/a/0"],
-        ["r", "s"],
-        ["r/a"],
-        ["r/a/0", "--class", "env"],
-    ):
-        assert cli.main([*requeue, *wrong, "--redis", redis_url]) == 2
-
-
-def test_nonsense_among_the_jobs_stops_no_command(
-    ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ledger.submit(group("a", size=3))
-    kill(ledger, "r/a/0")
-    junk = {"junk": 0, "\x1b[31mred": 0, b"\xff": 1, "other/a/0": 2, "r/a/7": 3, "r/nobody/0": 4}
-    for key in (ledger.keys.dead, ledger.keys.queued):
-        ledger.redis.zadd(key, junk)
-    ledger.redis.zadd(ledger.keys.leased, {"r/a/1#x": 0, "junk": 1})
-    assert "junk" in said(capsys, redis_url, "jobs", "list", "r")
-    text = said(capsys, redis_url, "jobs", "requeue", "r")
-    assert "\x1b" not in text
-    assert text.endswith("run r: 1 requeued, 6 not\n")
-    assert "'junk' is not a job id" in text
-    assert (
-        json.loads(said(capsys, redis_url, "jobs", "cancel", "r", "--all", "--json"))["cancelled"]
-        >= 3
-    )
-    assert said(capsys, redis_url, "jobs", "drop", "r").endswith("run r: 3 dropped, 6 not\n")
-    assert reader(ledger).stats()["discarded"] == 3
-
-
-def test_drop_and_cancel(
-    ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ledger.submit(group("a", size=3))
-    assert cli.main(["jobs", "cancel", "r", "--redis", redis_url]) == 2
-    assert said(capsys, redis_url, "jobs", "cancel", "r/a/0") == "run r: 1 cancelled\n"
-    assert said(capsys, redis_url, "jobs", "cancel", "r", "--all") == "run r: 2 cancelled\n"
-    assert said(capsys, redis_url, "jobs", "drop", "r", "--class", "env") == "run r: 0 dropped\n"
-    assert said(capsys, redis_url, "jobs", "drop", "r") == "run r: 3 dropped\n"
-    assert reader(ledger).stats()["dead"] == 3
-    assert cli.main(["jobs", "drop", "r", "--whole-run", "--redis", redis_url]) == 2
-    assert "add --yes" in capsys.readouterr().err
-    assert reader(ledger).stats()["dead"] == 3
-    assert cli.main(["jobs", "drop", "r/a/0", "--whole-run", "--redis", redis_url]) == 2
-    capsys.readouterr()
-    text = said(capsys, redis_url, "jobs", "drop", "r", "--whole-run", "--yes", "--json")
-    assert json.loads(text)["keys"] > 3
-    assert not list(ledger.redis.scan_iter("rollq:{r}*"))

@@ -19,8 +19,7 @@ from rollq.job import Purpose
 from rollq.ledger.constants import EVAL, NEW
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
-from rollq.ledger.replies import JobMessage, State
-from tests.ledger_of import ledger_of
+from rollq.ledger.replies import State
 from tests.rollq.groups import end_holds, play_groups, take
 from tests.rollq.samples import group, job, play
 from tests.waiting import until
@@ -62,15 +61,6 @@ class TestSubmit:
         )
         for priority in (NEW, EVAL):
             assert ledger.redis.llen(b"rollq.other\x06\x16%d" % priority) == 2
-
-    def test_without_a_broker_the_reapers_send(
-        self, redis_url: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("ROLLQ_BROKER_URL", "redis://127.0.0.1:1/0")
-        with Client(redis_url, run="r") as client:
-            assert client.submit(group()).new
-            ledger_of(client).redis.zadd(ledger_of(client).keys.queued, {"r/g/0": 0}, xx=True)
-            assert ledger_of(client).reap() == [JobMessage("r/g/0", "rollq", NEW)]
 
     def test_invalid_jobs_are_refused_and_the_groups_before_stay_submitted(
         self, client: Client
@@ -252,7 +242,7 @@ def test_wrong_arguments_are_named_and_change_nothing(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"groups": 0}, {"groups": "x"}, {"groups": 1.5}, {"timeout": NAN}, {"timeout": "x"}]
+    "wrong", [{"groups": 0}, {"groups": 1.5}, {"timeout": NAN}, {"timeout": "x"}]
 )
 def test_a_consumer_does_not_wait_for_what_is_no_number(
     client: Client, wrong: dict[str, Any]

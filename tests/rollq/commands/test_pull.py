@@ -46,20 +46,6 @@ def spoil(ledger: Ledger, job_id: str, entry: int) -> None:
     ledger.redis.lset(key, entry, msgpack.packb(fields))
 
 
-def test_the_steps_of_a_name_go_on_from_pull_to_pull(
-    ledger: Ledger, redis_url: str, out: Path, pull: Pulls
-) -> None:
-    finish_groups(ledger, "a", "b", "c")
-    for _ in range(2):
-        pull(1, "--out", out, "--name", "shop")
-    with Client(redis_url, run="r") as client, client.consumer(name="shop") as consumer:
-        batch = consumer.next(1)
-        assert batch is not None and (batch.step, [group.id for group in batch.groups]) == (
-            2,
-            ["c"],
-        )
-
-
 def test_a_name_that_still_holds_more_than_was_asked_for(
     ledger: Ledger, redis_url: str, out: Path, pull: Pulls
 ) -> None:

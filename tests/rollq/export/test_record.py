@@ -33,14 +33,6 @@ def test_a_line_says_how_its_tokens_were_sampled(tmp_path: Path):
     assert found.tokens.tolist() == line["tokens"] and list(found.mask) == line["mask"]
 
 
-def test_a_line_has_the_job_s_labels_and_queue() -> None:
-    labels = {"uid": "a-7", "index": 12, "where": {"shard": [1, 2]}}
-    line = json.loads(json.dumps(record(trajectory(of=job(labels=labels, queue="large")))))
-    assert (line["labels"], line["queue"]) == (labels, "large")
-    line = record(trajectory())
-    assert (line["labels"], line["queue"]) == ({}, "rollq")
-
-
 def test_a_line_has_the_arguments_that_the_template_was_given() -> None:
     made = trajectory()
     assert "template_kwargs" not in record(made)

@@ -12,7 +12,7 @@ import pytest
 from rollq import cli
 from rollq.client.client import Client
 from rollq.client.consuming.consumer import Consumer
-from rollq.errors import FailureClass, LedgerError, PullTimeout, Unwritable
+from rollq.errors import FailureClass, PullTimeout, Unwritable
 from rollq.evaluation.result import Result
 from rollq.job import Purpose
 from rollq.ledger import evaluations, solve_rates
@@ -20,7 +20,6 @@ from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
 from rollq.ledger.versions import Versions
-from rollq.servers.retry import RetryLoop, retry
 from rollq.trajectory import Header
 from rollq.wire.codec import encode_header
 from rollq.wire.events import encode_event
@@ -162,22 +161,6 @@ def test_submit_waits_and_says_so(
     assert "Nothing is lost; trying again" in caplog.text
 
 
-def test_retrying_ends() -> None:
-    waits: list[float] = []
-
-    def refuse() -> None:
-        raise Unwritable("run r: full")
-
-    with pytest.raises(Unwritable):
-        retry(refuse, 0.0)
-    with pytest.raises(InterruptedError):
-        RetryLoop(wait=lambda s: waits.append(s) or _stop_after(waits, 20))(refuse)
-    assert waits[0] < 0.3
-    assert max(waits) <= 5.0 * 1.25
-    with pytest.raises(LedgerError, match="other"):
-        retry(lambda: _raise(LedgerError("other")))
-
-
 def test_a_consumer_that_asks_again_and_again_says_it_once(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,11 +173,6 @@ def test_a_consumer_that_asks_again_and_again_says_it_once(
             with pytest.raises(PullTimeout, match="read-only"):
                 consumer.next(1, 0.01)
     assert len(caplog.records) == 1
-
-
-def _stop_after(waits: list[float], count: int) -> None:
-    if len(waits) == count:
-        raise InterruptedError
 
 
 def _raise(error: Exception) -> None:

@@ -2,7 +2,6 @@
 submission, skips, and groups that another version of rollq wrote.
 """
 
-import logging
 import threading
 import time
 from collections import Counter
@@ -325,17 +324,3 @@ class TestOtherVersions:
             assert names(consumer.next(2)) == ["a", "b"]  # after the upgrade
             end_holds(ledger, "a", "b")
         assert [found.id for found in take(ledger, 2, "other/0")] == ["a", "b"]
-
-
-def test_a_wait_is_explained(
-    client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rollq.client.waits.FIRST_S", 0.0)
-    client.submit(group("a"))
-    with (
-        client.consumer() as consumer,
-        caplog.at_level(logging.WARNING, "rollq"),
-        pytest.raises(PullTimeout),
-    ):
-        consumer.next(1, 0.1)
-    assert "no worker is alive" in caplog.text

@@ -3,7 +3,6 @@ last writes.
 """
 
 import logging
-import threading
 
 import pytest
 
@@ -14,7 +13,6 @@ from rollq.ledger.replies import Published
 from rollq.training.staleness import Staleness
 from tests.rollq.groups import play_groups
 from tests.rollq.samples import job, reader
-from tests.waiting import until
 
 
 def lose_the_last_publication(ledger: Ledger) -> None:
@@ -41,25 +39,6 @@ def test_a_batch_knows_its_policy_and_the_steps_of_its_tokens(
         0,
     )
     assert batch.staleness == Staleness(max=2, mean=2.0, unknown_tokens=0)
-
-
-def test_a_producer_goes_on_as_soon_as_a_policy_is_published(
-    redis_url: str, client: Client, ledger: Ledger
-) -> None:
-    client.limit_staleness(1, 0)
-    producer = Client(redis_url, run="r")
-    thread = threading.Thread(target=producer.submit, args=([job(0, name) for name in "abc"],))
-    thread.start()
-    for step, name in enumerate("abc"):
-        until(lambda at=step + 1: reader(ledger).stats()["submitted"] == 2 * at)
-        play_groups(ledger, name, version=str(step))
-        batch = next(client.batches(1))
-        assert batch.policy_step == batch.groups[0].started_step == step
-        batch.ack()
-        client.publish(step + 1)
-    thread.join(60)
-    assert not thread.is_alive()
-    producer.close()
 
 
 def test_a_consumer_says_a_lost_publication_again(

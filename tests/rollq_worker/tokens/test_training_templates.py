@@ -118,6 +118,15 @@ def test_smollm3_s_system_prompt_has_an_end_only_with_tools() -> None:
     assert "</tool_call>\n\n<|im_end|>\n<|im_start|>user\n" in with_tools
 
 
+def test_granite_s_own_system_prompt_has_three_lines() -> None:
+    prompt = trained_tokenizer("granite3.3").render([USER], None, True)
+    assert prompt.startswith(
+        "<|start_of_role|>system<|end_of_role|>Knowledge Cutoff Date: April 2024.\n"
+        "Today's Date: January 01, 2025.\n"
+        "You are Granite, developed by IBM. You are a helpful AI assistant.<|end_of_text|>\n"
+    )
+
+
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_a_model_s_own_template_finds_its_training_template(real: RealTemplates, name: str) -> None:
     own = tokenizer_with(

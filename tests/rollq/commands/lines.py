@@ -1,5 +1,6 @@
-"""Command lines that several tests use, and commands as processes of their own."""
+"""Command lines that several tests use, commands as processes of their own, and a terminal."""
 
+import io
 import os
 import subprocess
 import sys
@@ -17,3 +18,8 @@ def rollq(
     )
     assert done.returncode == code, done.stderr
     return done
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True

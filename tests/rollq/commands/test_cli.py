@@ -127,6 +127,7 @@ def test_a_wrong_line_is_one_clear_line(fails: Fails, line: str, words: str) -> 
     [
         ("stats", "--run", "r"),
         ("metrics",),
+        ("top",),
         ("pull", "--run", "r", "--groups", "1"),
         ("eval", *SUBMIT[1:]),
         SUBMIT,

@@ -1,16 +1,11 @@
 """`rollq engines`: the list of engines that workers use."""
 
-import pytest
-
-from rollq import cli
+from tests.rollq.commands.conftest import Says
 
 
-def test_the_list_is_printed_after_each_change(
-    redis_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_list_is_printed_after_each_change(says: Says) -> None:
     def engines(command: str, *urls: str) -> list[str]:
-        assert cli.main(["engines", command, "pool", *urls, "--redis", redis_url]) == 0
-        return capsys.readouterr().out.split()
+        return says("engines", command, "pool", *urls).out.split()
 
     assert engines("list") == []
     assert engines("add", "http://b:2/", "http://key@a:1") == ["http://b:2", "http://***@a:1"]

@@ -140,14 +140,13 @@ def test_a_try_that_cannot_be_written_down_is_a_dead_letter(
 
 
 def test_the_evaluations_of_a_trainer_are_a_series(
-    ledger: Ledger, redis_url: str, says: Says
+    ledger: Ledger, client: Client, says: Says
 ) -> None:
-    with Client(redis_url, run="r") as client:
-        for step, reward in ((0, 0.0), (10, 1.0)):
-            client.publish(step)
-            evaluation = client.evaluate([Job(env="shop", task=0)], 1)
-            play_when_submitted(ledger, {f"eval.{step}.shop.train.0": [reward]}, str(step))
-            evaluation.result(60)
+    for step, reward in ((0, 0.0), (10, 1.0)):
+        client.publish(step)
+        evaluation = client.evaluate([Job(env="shop", task=0)], 1)
+        play_when_submitted(ledger, {f"eval.{step}.shop.train.0": [reward]}, str(step))
+        evaluation.result(60)
     assert [
         line.split() for line in says("eval", "--show", "r", "--compare", "r@0").out.splitlines()
     ] == [

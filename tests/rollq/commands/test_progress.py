@@ -13,11 +13,7 @@ import pytest
 
 from rollq.commands import progress
 from rollq.commands.progress import LiveProgressDisplay, ProgressDisplay, open_progress
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.rollq.commands.lines import Terminal
 
 
 def test_plain_lines_come_now_and_then_and_once_more_at_the_end() -> None:

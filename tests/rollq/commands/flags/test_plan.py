@@ -1,7 +1,5 @@
 """The jobs that follow from a line, and what is checked before they are submitted."""
 
-import contextlib
-import io
 import sys
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from rollq.commands.submit import SubmitKeys
 from rollq.errors import SettingsError
 from rollq.ledger.ledger import Ledger
 from rollq_worker.tokens.tokenizer import BUNDLED, load_tokenizer
-from tests.rollq.commands.conftest import Fails
+from tests.rollq.commands.conftest import Fails, Says
 from tests.rollq.commands.lines import SUBMIT
 from tests.rollq.samples import reader
 
@@ -81,36 +79,36 @@ def test_what_is_played_is_said_defaults_included() -> None:
 
 
 def test_an_argument_that_the_template_does_not_read_is_refused_where_it_is_known(
-    redis_url: str, ledger: Ledger
+    ledger: Ledger, says: Says
 ) -> None:
-    line = (*SUBMIT, "--redis", redis_url, "--set", "template_kwargs.enable_thinkin=false")
-    said = _last_line(line, "--set", f"tokenizer={BUNDLED}")
+    line = (*SUBMIT, "--set", "template_kwargs.enable_thinkin=false")
+    said = says(*line, "--set", f"tokenizer={BUNDLED}", code=2).err
     assert "template_kwargs: the chat template of" in said and "'enable_thinkin'" in said
     assert not reader(ledger).stats()["submitted"]
-    assert cli.main(line) == 0  # without a tokenizer it is left to the workers
+    says(*line)  # without a tokenizer it is left to the workers
 
 
 def test_the_producer_pins_the_tokenizer(
-    redis_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = (*SUBMIT, "--redis", redis_url, "--set", f"tokenizer={BUNDLED}")
+    line = (*SUBMIT, "--set", f"tokenizer={BUNDLED}")
     bundled = load_tokenizer()
-    assert cli.main(line) == 0
+    says(*line)
     assert ledger.redis.hget(ledger.keys.meta, "tokenizer_hash") == bundled.hash.encode()
     assert ledger.redis.hget(ledger.keys.meta, "template_hash") == bundled.template_hash.encode()
     with pytest.raises(SettingsError, match="another tokenizer"):
         ledger.pin_tokenizer("other", bundled.template_hash)
-    assert cli.main([*line[:-2], "--set", "forget_after=0.5"]) == 0
+    says(*SUBMIT, "--set", "forget_after=0.5")
     assert ledger.redis.hget(ledger.keys.meta, "forget_after_s") == b"43200"
-    assert "no-such" in _last_line(line, "--set=tokenizer=/no-such")
+    assert "no-such" in says(*line, "--set=tokenizer=/no-such", code=2).err
     monkeypatch.setitem(sys.modules, "rollq_worker.commands.for_clients", None)
-    assert "tokenizer needs the worker's packages: pip install" in _last_line(line)
+    assert "tokenizer needs the worker's packages: pip install" in says(*line, code=2).err
 
 
-def test_the_template_is_pinned_with_the_tokenizer(redis_url: str, ledger: Ledger) -> None:
-    line = (*SUBMIT, "--redis", redis_url, "--set", "template=qwen3")
-    assert "template needs tokenizer" in _last_line(line)
-    assert cli.main([*line, "--set", f"tokenizer={BUNDLED}"]) == 0
+def test_the_template_is_pinned_with_the_tokenizer(ledger: Ledger, says: Says) -> None:
+    line = (*SUBMIT, "--set", "template=qwen3")
+    assert "template needs tokenizer" in says(*line, code=2).err
+    says(*line, "--set", f"tokenizer={BUNDLED}")
     chosen = load_tokenizer(template="qwen3")
     assert ledger.redis.hget(ledger.keys.meta, "template_hash") == chosen.template_hash.encode()
 
@@ -120,13 +118,6 @@ def test_rows_that_no_worker_can_play_are_refused(tmp_path: Path, fails: Fails) 
     rows.write_text('{"prompt": "x", "answer": "5"}\n{"prompt": "x"}\n{"answer": "5"}\n')
     said = fails("submit", "--run", "r", "--env", f"{rows}:number", "--tasks", "0-2", "--size", "1")
     assert "2 of 3 tasks of rows.number" in said and "the first is 1: the row has no answer" in said
-
-
-def _last_line(line: tuple[str, ...], *more: str) -> str:
-    """What a failing command says last."""
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        assert cli.main([*line, *more]) == 2
-    return said.getvalue().splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -163,17 +154,12 @@ def test_a_light_client_leaves_a_users_options_to_the_workers(
     ],
 )
 def test_unknown_tasks_are_refused_unless_forced(
-    redis_url: str,
-    fails: Fails,
-    capsys: pytest.CaptureFixture[str],
-    flags: tuple[str, ...],
-    said: str,
+    says: Says, flags: tuple[str, ...], said: str
 ) -> None:
-    assert f"rollq: {said} (if the workers know it: --set force=true)" in fails(
-        *SUBMIT, *flags, "--redis", redis_url
-    )
-    assert cli.main([*SUBMIT, *flags, "--set", "force=true", "--redis", redis_url]) == 0
-    assert f"rollq: run r: {said}; the workers may know it\n" in capsys.readouterr().err
+    refused = says(*SUBMIT, *flags, code=2).err
+    assert f"rollq: {said} (if the workers know it: --set force=true)" in refused
+    forced = says(*SUBMIT, *flags, "--set", "force=true").err
+    assert f"rollq: run r: {said}; the workers may know it\n" in forced
 
 
 SEED_LIMIT = 2**53
@@ -204,13 +190,7 @@ def test_an_invalid_job_fails_the_line_before_anything_is_submitted(
     assert reader(ledger).stats()["submitted"] == 0
 
 
-def test_the_largest_seed_is_accepted(redis_url: str) -> None:
-    assert (
-        cli.main(
-            [*SUBMIT, "--set", f"seed={SEED_LIMIT - 2}", "--set", "epochs=2", "--redis", redis_url]
-        )
-        == 0
-    )
-    with Client(redis_url, run="r") as client:
-        job = client.job("r/shop.train.3.e1/0").job
+def test_the_largest_seed_is_accepted(client: Client, says: Says) -> None:
+    says(*SUBMIT, "--set", f"seed={SEED_LIMIT - 2}", "--set", "epochs=2")
+    job = client.job("r/shop.train.3.e1/0").job
     assert job is not None and job.seed == SEED_LIMIT - 1

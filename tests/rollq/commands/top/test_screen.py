@@ -1,7 +1,6 @@
 """The frames of `rollq top`: plain, on a terminal of any size, and with hostile names."""
 
 import io
-import json
 import re
 import sys
 from dataclasses import replace
@@ -16,7 +15,8 @@ from rollq.commands.top.screen import LiveScreen, Screen, open_screen, plain
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.live_workers import READY, EngineUse, LiveWorker, Wait, register
 from rollq.snapshot.fleet import read_fleet
-from tests.rollq.commands.conftest import Fails
+from tests.rollq.commands.conftest import Says
+from tests.rollq.commands.lines import Terminal
 from tests.rollq.groups import finish_groups
 from tests.rollq.samples import claim, group
 
@@ -34,11 +34,6 @@ WORKER = LiveWorker(
     turns_s=2.5,
     tokens_s=1234.0,
 )
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture
@@ -71,11 +66,8 @@ def size(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_once_prints_everything_that_is_asked_of_it(
-    redis_url: str, played: Ledger, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["top", "--once", "--redis", redis_url]) == 0
-    said = capsys.readouterr().out
+def test_once_prints_everything_that_is_asked_of_it(played: Ledger, says: Says) -> None:
+    said = says("top", "--once").out
     for part in (
         "1 worker, 1 engine   playing 1 of 4   2.5 turns/s   1,234 sampled tokens/s",
         "reward 1.000   stops done 2   0 dead",
@@ -87,17 +79,12 @@ def test_once_prints_everything_that_is_asked_of_it(
     assert re.search(r"^r +2/5 +1 +2 +0 +1.000 +1/1/0 ", said, re.M)
 
 
-def test_json_lines(redis_url: str, played: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["top", "--once", "--json", "--run", "r", "--redis", redis_url]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["tokens_s"] == 1234.0
+def test_json_lines(played: Ledger, says: Says) -> None:
+    assert says("top", "--once", "--json", "--run", "r").json["tokens_s"] == 1234.0
 
 
-def test_a_mistyped_run_and_no_redis(redis_url: str, ledger: Ledger, fails: Fails) -> None:
-    assert "no run 'q'" in fails("top", "--run", "q", "--redis", redis_url)
-    assert "no Redis at redis://127.0.0.1:1/0" in fails(
-        "top", "--redis", "redis://127.0.0.1:1/0", code=1
-    )
+def test_a_mistyped_run_is_named(says: Says) -> None:
+    assert "no run 'q'" in says("top", "--run", "q", code=2).err
 
 
 def test_what_others_have_written_is_only_text(played: Ledger, size: None) -> None:

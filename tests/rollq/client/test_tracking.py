@@ -213,30 +213,28 @@ def test_a_tracker_ends_with_its_client(
 @pytest.mark.parametrize(
     "track", [5, object(), ["trackio"], "no-such:p:4", "", "wandb:p:x", "wandb:p:4:"]
 )
-def test_what_is_no_tracker(redis_url: str, track: object) -> None:
-    with Client(redis_url, run="r") as client:
-        for use in (
-            client.consumer,
-            lambda track: client.evaluate([Job(env="shop", task=0)], 1, "7", track=track),
-        ):
-            with pytest.raises(SettingsError, match="track"):
-                use(track=track)
-        assert client.stats()["submitted"] == 0
+def test_what_is_no_tracker(client: Client, track: object) -> None:
+    for use in (
+        client.consumer,
+        lambda track: client.evaluate([Job(env="shop", task=0)], 1, "7", track=track),
+    ):
+        with pytest.raises(SettingsError, match="track"):
+            use(track=track)
+    assert client.stats()["submitted"] == 0
 
 
 def test_one_tracker_has_one_number_of_rollouts(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracking, "named", lambda text: lambda run: Notes())
-    with Client(redis_url, run="r") as client:
-        client.consumer(track="wandb:shop:4")
-        client.consumer(track="wandb:other")
-        client.consumer(track="wandb:other:0")
-        with pytest.raises(
-            SettingsError,
-            match="wandb:shop:4 and wandb:shop are one tracker: ask for the same rollouts",
-        ):
-            client.consumer(track="wandb:shop")
+    client.consumer(track="wandb:shop:4")
+    client.consumer(track="wandb:other")
+    client.consumer(track="wandb:other:0")
+    with pytest.raises(
+        SettingsError,
+        match="wandb:shop:4 and wandb:shop are one tracker: ask for the same rollouts",
+    ):
+        client.consumer(track="wandb:shop")
 
 
 def test_the_end_does_not_wait_for_ever(

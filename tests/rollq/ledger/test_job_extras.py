@@ -21,22 +21,16 @@ SAMPLED = 4
 TOP_P = Extra(dtype="uint32", shape=(4,), data=array("I", range(4)).tobytes())
 
 
-def test_a_consumer_gets_those_that_it_asks_for(ledger: Ledger, redis_url: str) -> None:
+def test_a_consumer_gets_those_that_it_asks_for(ledger: Ledger, client: Client) -> None:
     ledger.submit(group())
     play(ledger, JOB, routed_experts=EXPERTS, top_p_ids=TOP_P, unknown_to_all=TOP_P)
     play(ledger, "r/g/1")
-    with Client(redis_url, run="r") as client:
-        [batch] = [
-            batch
-            for _, batch in zip(
-                [0], client.batches(1, extras=["routed_experts", "missing"]), strict=False
-            )
-        ]
-        assert [trajectory.extras for trajectory in batch.trajectories] == [
-            {"routed_experts": EXPERTS},
-            {},
-        ]
-        assert batch.arrays().tokens.shape == (2, 11)  # the journal is as ever
+    batch = next(client.batches(1, extras=["routed_experts", "missing"]))
+    assert [trajectory.extras for trajectory in batch.trajectories] == [
+        {"routed_experts": EXPERTS},
+        {},
+    ]
+    assert batch.arrays().tokens.shape == (2, 11)  # the journal is as ever
     assert [t.extras for t in reader(ledger).read([JOB]) if not isinstance(t, ContractError)] == [
         {}
     ]
@@ -95,15 +89,14 @@ def test_names_are_checked(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("names", ["routed_experts", ["#"], [""], [5]])
 def test_a_consumer_that_asks_for_what_is_no_name_takes_nothing(
-    ledger: Ledger, redis_url: str, names: Sequence[str]
+    ledger: Ledger, client: Client, names: Sequence[str]
 ) -> None:
     ledger.submit(group())
     play(ledger, JOB, a=TOP_P)
     play(ledger, "r/g/1")
-    with Client(redis_url, run="r") as client:
-        with pytest.raises(ContractError, match=r"belong in a list|is not the name of an extra"):
-            client.consumer(extras=names)
-        assert client.dead() == [] and client.stats()["groups_ready"] == 1
+    with pytest.raises(ContractError, match=r"belong in a list|is not the name of an extra"):
+        client.consumer(extras=names)
+    assert client.dead() == [] and client.stats()["groups_ready"] == 1
 
 
 def test_damage_costs_its_job_alone(ledger: Ledger) -> None:

@@ -37,16 +37,13 @@ def play_with_experts(ledger: Ledger, job_id: str = JOB) -> None:
     )
 
 
-def test_a_consumer_gets_a_row_for_each_token(ledger: Ledger, redis_url: str) -> None:
+def test_a_consumer_gets_a_row_for_each_token(ledger: Ledger, client: Client) -> None:
     submit(ledger)
     play_with_experts(ledger)
     play_with_experts(ledger, "r/g/1")
     played = trajectory(of=job(routed_experts=ASKED))
     wanted = routed_experts(replace(played, events=routed(played.events)))
-    with Client(redis_url, run="r") as client:
-        [batch] = [
-            batch for _, batch in zip([0], client.batches(1, extras=[ROUTED_EXPERTS]), strict=False)
-        ]
+    batch = next(client.batches(1, extras=[ROUTED_EXPERTS]))
     assert [t.extras for t in batch.trajectories] == [{ROUTED_EXPERTS: wanted}] * 2
     assert [t.extras for t in reader(ledger).read([JOB]) if not isinstance(t, ContractError)] == [
         {}

@@ -66,14 +66,13 @@ def test_equal_json_is_the_same_in_a_group_and_true_is_not_1(ledger: Ledger) -> 
         ledger.submit([one[0], other[1]])
 
 
-def test_an_evaluation_inside_a_run_has_the_same(ledger: Ledger, redis_url: str) -> None:
+def test_an_evaluation_inside_a_run_has_the_same(ledger: Ledger, client: Client) -> None:
     ledger.submit(group("a", template_kwargs=SHORT))
-    with Client(redis_url, run="r") as client:
-        for kwargs in ({}, SHORT):
-            tasks = group("t", 1, run="", template_kwargs=kwargs)
-            evaluation = client.evaluate(tasks, 1, "v", name=f"n{len(kwargs)}")
-            if kwargs:
-                evaluation.close()
-            else:
-                with pytest.raises(SettingsError, match="is played with template_kwargs"):
-                    evaluation.result(timeout=60)
+    for kwargs in ({}, SHORT):
+        tasks = group("t", 1, run="", template_kwargs=kwargs)
+        evaluation = client.evaluate(tasks, 1, "v", name=f"n{len(kwargs)}")
+        if kwargs:
+            evaluation.close()
+        else:
+            with pytest.raises(SettingsError, match="is played with template_kwargs"):
+                evaluation.result(timeout=60)

@@ -146,40 +146,38 @@ def test_a_stopped_consumer_learns_that_its_batch_went_to_another(
 
 
 class TestClosing:
-    def test_what_it_holds_goes_to_another_at_once(self, redis_url: str, ledger: Ledger) -> None:
+    def test_what_it_holds_goes_to_another_at_once(self, client: Client, ledger: Ledger) -> None:
         finish_groups(ledger, "g", "h", seal=True)
-        with Client(redis_url, run="r") as client:
-            first, second = client.consumer(), client.consumer()
-            batch = first.next(2)
-            first.close()
-            first.close()
-            for call in (
-                lambda: first.next(1),
-                batch.ack,
-                lambda: first.ack(up_to=0),
-                lambda: batch.skip("g", "x"),
+        first, second = client.consumer(), client.consumer()
+        batch = first.next(2)
+        first.close()
+        first.close()
+        for call in (
+            lambda: first.next(1),
+            batch.ack,
+            lambda: first.ack(up_to=0),
+            lambda: batch.skip("g", "x"),
+        ):
+            with pytest.raises(
+                ClientClosed,
+                match="run r: this consumer is closed, and its groups went to others",
             ):
-                with pytest.raises(
-                    ClientClosed,
-                    match="run r: this consumer is closed, and its groups went to others",
-                ):
-                    call()
-            again = second.next(2, timeout=5)
-            assert [group.redelivered for group in again.groups] == [True, True]
-            again.ack()
-            assert second.next(1) is None
+                call()
+        again = second.next(2, timeout=5)
+        assert [group.redelivered for group in again.groups] == [True, True]
+        again.ack()
+        assert second.next(1) is None
 
-    def test_the_batches_of_a_name_stay_with_it(self, redis_url: str, ledger: Ledger) -> None:
+    def test_the_batches_of_a_name_stay_with_it(self, client: Client, ledger: Ledger) -> None:
         finish_groups(ledger, "g", "h", seal=True)
-        with Client(redis_url, run="r") as client:
-            with client.consumer(name="t") as first:
-                batch = first.next(1)
-            with pytest.raises(ClientClosed, match="its name keeps its batches"):
-                batch.ack()
-            with client.consumer() as other:
-                assert [group.id for group in other.next(1).groups] == ["h"]
-            successor = client.consumer(name="t")
-            assert [group.id for group in successor.next(1).groups] == ["g"]
+        with client.consumer(name="t") as first:
+            batch = first.next(1)
+        with pytest.raises(ClientClosed, match="its name keeps its batches"):
+            batch.ack()
+        with client.consumer() as other:
+            assert [group.id for group in other.next(1).groups] == ["h"]
+        successor = client.consumer(name="t")
+        assert [group.id for group in successor.next(1).groups] == ["g"]
 
     def test_a_closed_client_refuses_and_gives_everything_back(
         self, redis_url: str, ledger: Ledger
@@ -205,28 +203,27 @@ class TestClosing:
             consumer.next(1)
 
 
-def test_misuse_that_did_nothing_is_named(redis_url: str, ledger: Ledger) -> None:
+def test_misuse_that_did_nothing_is_named(client: Client, ledger: Ledger) -> None:
     finish_groups(ledger, "g", seal=True)
-    with Client(redis_url, run="r") as client:
-        consumer = client.consumer()
-        with pytest.raises(
-            ContractError, match="no batch of this consumer has had step 5 yet: the next is 0"
-        ):
-            consumer.ack(up_to=5)
-        batch = consumer.next(1)
-        batch.ack()
-        with pytest.raises(NotHeld, match="batch 0 is acknowledged"):
-            batch.skip("g", "late")
-        consumer.ack(up_to=0)
-        with pytest.raises(ContractError, match="cancel what"):
-            client.cancel()
-        client.cancel([])
-        with pytest.raises(LedgerError, match="group r/c is unknown"):
-            client.cancel(group="c")
-        with pytest.raises(ContractError, match=r"\['r/g/0'\]"):
-            client.requeue("r/g/0")
-        with pytest.raises(ContractError, match="give the consumer a name, too"):
-            client.consumer(step=3)
+    consumer = client.consumer()
+    with pytest.raises(
+        ContractError, match="no batch of this consumer has had step 5 yet: the next is 0"
+    ):
+        consumer.ack(up_to=5)
+    batch = consumer.next(1)
+    batch.ack()
+    with pytest.raises(NotHeld, match="batch 0 is acknowledged"):
+        batch.skip("g", "late")
+    consumer.ack(up_to=0)
+    with pytest.raises(ContractError, match="cancel what"):
+        client.cancel()
+    client.cancel([])
+    with pytest.raises(LedgerError, match="group r/c is unknown"):
+        client.cancel(group="c")
+    with pytest.raises(ContractError, match=r"\['r/g/0'\]"):
+        client.requeue("r/g/0")
+    with pytest.raises(ContractError, match="give the consumer a name, too"):
+        client.consumer(step=3)
 
 
 def test_what_a_forked_process_closes_is_its_parents(redis_url: str, ledger: Ledger) -> None:

@@ -16,7 +16,7 @@ PAGE = Path(__file__).resolve().parents[4] / "docs/trainer.md"
 
 @pytest.mark.parametrize("credit", ['advantages="rloo"', "TurnCredit(estimator="])
 def test_the_policy_gradient_is_what_a_hand_computes(
-    ledger: Ledger, redis_url: str, credit: str
+    ledger: Ledger, client: Client, credit: str
 ) -> None:
     """By turn as by episode, for there are no rewards but the last."""
     [snippet] = [
@@ -37,15 +37,14 @@ def test_the_policy_gradient_is_what_a_hand_computes(
         assert tokens.shape == attention_mask.shape == (2, 11)
         return np.full(tokens.shape, -0.5) + np.log([[1.0], [3.0]])
 
-    with Client(redis_url, run="r") as client:
-        exec(snippet, {"np": np, "client": client, "model": model, "step": losses.append})
+    exec(snippet, {"np": np, "client": client, "model": model, "step": losses.append})
     # As many sampled tokens in each row.
     assert losses == pytest.approx([-(1.0 * -1.0 + 3.0 * 1.0) / 2])
     assert reader(ledger).group_states(["g"]) == ["acked"]
 
 
 def test_the_loop_with_a_filter_and_a_reward_function(
-    ledger: Ledger, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snippets = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     [snippet] = [code for code in snippets if "my_rewards:score" in code]
@@ -59,9 +58,6 @@ def test_the_loop_with_a_filter_and_a_reward_function(
             play(ledger, f"r/{name}/{sample}", reward)
     ledger.seal()
     trained: list[list[float]] = []
-    with Client(redis_url, run="r") as client:
-        exec(
-            snippet, {"client": client, "train": lambda rows: trained.append(rows.rewards.tolist())}
-        )
+    exec(snippet, {"client": client, "train": lambda rows: trained.append(rows.rewards.tolist())})
     assert trained == [[0.0, 2.0]]
     assert reader(ledger).stats()["skips"] == {"unequal_rewards": 1}

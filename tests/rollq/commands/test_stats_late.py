@@ -1,7 +1,6 @@
 """`rollq stats --late`: the oldest groups, their slowest members, and what each is waiting for."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,15 +8,11 @@ import pytest
 from rollq.errors import FailureClass
 from rollq.ledger.constants import CONFIRMED_S
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.workers.live_workers import AWAY, READY, LiveWorker, Wait, register
+from rollq.ledger.workers.live_workers import AWAY, Wait
+from tests.rollq.client.fleets import live
 from tests.rollq.commands.conftest import Said, Says
 from tests.rollq.groups import finish_groups
 from tests.rollq.samples import claim, group, reader
-
-WORKER = LiveWorker(
-    name="w", queues=("rollq",), tokenizer="t1", template="c1", engine=READY, slots=4, busy=2
-)
-
 
 Late = Callable[..., Said]
 
@@ -39,7 +34,7 @@ def test_each_unfinished_member_says_what_it_is_waiting_for(ledger: Ledger, late
         ledger.submit(group(name, size=4))
     engine, user, gone = (claim(ledger, f"r/old/{n}") for n in range(3))
     waits = (Wait(engine.job.id, "engine", 31.0), Wait(user.job.id, "the user", 250.0))
-    register(ledger.redis, replace(WORKER, waits=waits))
+    live(ledger, waits=waits)
     ledger.redis.hset(ledger.keys.job(gone.job.id), "worker", "killed")
     said = late("--late", "1").out
     assert "group old (train): 0 of 4 graded, open for " in said and "group new" not in said
@@ -58,7 +53,7 @@ def test_an_engine_that_is_away_and_a_failed_job_are_named(ledger: Ledger, late:
     played, failed, quick = (claim(ledger, f"r/g/{n}") for n in range(3))
     ledger.fail(failed.job.id, failed.lease, FailureClass.USER, "no answer")
     waits = (Wait(played.job.id, "engine", 31.0),)
-    register(ledger.redis, replace(WORKER, engine=AWAY, waits=waits))
+    live(ledger, engine=AWAY, waits=waits)
     found = rows(late().out)
     assert found[played.job.id] == "engine (away) for 31s"
     assert found[quick.job.id] == "no wait of more than 5 s"
@@ -98,7 +93,7 @@ def test_the_name_that_a_policy_gave_a_tool_is_shown_on_its_line(
     wait = Wait(
         claim(ledger, "r/g/0").job.id, "environment.step(\x1b[2J\nrun x: all is well)", 31.0
     )
-    register(ledger.redis, replace(WORKER, waits=(wait,)))
+    live(ledger, waits=(wait,))
     said = late().out
     assert "\x1b" not in said and "\nrun x" not in said
     assert "environment.step(\\x1b[2J run x: all is well)" in said

@@ -13,12 +13,13 @@ from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.keys import ACTIVE, RUNS, Keys
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.versions import Versions
-from rollq.ledger.workers.live_workers import AWAY, READY, LiveWorker, register
+from rollq.ledger.workers.live_workers import AWAY, READY
 from rollq.metrics import of_runs
 from rollq.metrics.metric import Kind, Sample, counter, gauge, spread
 from rollq.metrics.of_runs import LEDGER_METRICS, RunMetrics
 from rollq.servers.connection import connect
 from rollq.snapshot.fleet import MOST_RUNS
+from tests.rollq.client.fleets import live
 from tests.rollq.groups import deliveries, finish_groups, take
 from tests.rollq.samples import claim, reader
 
@@ -159,16 +160,7 @@ def test_no_counter_falls_when_a_consumer_cannot_read_a_done_job(ledger: Ledger)
 
 def test_the_fleet(ledger: Ledger) -> None:
     for name, engine, busy in (("a", READY, 3), ("b", AWAY, 0)):
-        worker = LiveWorker(
-            name=name,
-            queues=("rollq",),
-            tokenizer="t",
-            template="c",
-            engine=engine,
-            slots=8,
-            busy=busy,
-        )
-        register(ledger.redis, worker)
+        live(ledger, name, engine=engine, slots=8, busy=busy)
     found = values(RunMetrics(ledger.redis))
     fleet = (
         "rollq_live_workers",

@@ -20,7 +20,6 @@ from rollq.ledger.workers.live_workers import (
     READY,
     SILENT_S,
     EngineUse,
-    LiveWorker,
     live_workers,
     register,
     unregister,
@@ -29,13 +28,12 @@ from rollq.snapshot import fleet as module
 from rollq.snapshot.fleet import FleetSnapshot, read_fleet
 from rollq.snapshot.holdups import fleet_holdup
 from rollq.snapshot.run import PLACES
+from tests.rollq.client import fleets
 from tests.rollq.groups import finish_groups
 from tests.rollq.ledger.workers.test_live_workers import aged
 from tests.rollq.samples import claim, group
 
-WORKER = LiveWorker(
-    name="w", queues=("rollq",), tokenizer="t1", template="c1", engine=READY, slots=4, busy=1
-)
+WORKER = replace(fleets.WORKER, busy=1)
 
 
 @pytest.fixture

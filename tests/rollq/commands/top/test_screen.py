@@ -13,21 +13,17 @@ from rollq.commands import top as command
 from rollq.commands.top.frame import Cell, Frame, Table, fitted, frame
 from rollq.commands.top.screen import LiveScreen, Screen, open_screen, plain
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.workers.live_workers import READY, EngineUse, LiveWorker, Wait, register
+from rollq.ledger.workers.live_workers import READY, EngineUse, Wait, register
 from rollq.snapshot.fleet import read_fleet
+from tests.rollq.client import fleets
 from tests.rollq.commands.conftest import Says
 from tests.rollq.commands.lines import Terminal
 from tests.rollq.groups import finish_groups
 from tests.rollq.samples import claim, group
 
 HOSTILE = "\x1b[31mEVIL\x1b]0;title\x07\u202eabc\n[bold red]x[/] \ud800 日本語"
-WORKER = LiveWorker(
-    name="w",
-    queues=("rollq",),
-    tokenizer="t1",
-    template="c1",
-    engine=READY,
-    slots=4,
+WORKER = replace(
+    fleets.WORKER,
     busy=1,
     waits=(Wait("r/g/0", "environment.step(get_order)", 12.0), Wait("r/g/1", "engine", 2.0)),
     engines=(EngineUse("http://a", READY, 1, 1, 0, 0.5),),

@@ -7,12 +7,9 @@ import pytest
 
 from rollq.errors import LedgerError
 from rollq.ledger.keys import ACTIVE, REAPER, RUNS, WORKERS
-from rollq.ledger.workers.live_workers import LiveWorker, live_workers, register, unregister
+from rollq.ledger.workers.live_workers import live_workers, register, unregister
 from rollq.ledger.workers.reaping import ActiveRuns, ReaperRole
-
-WORKER = LiveWorker(
-    name="w", queues=(), tokenizer="t", template="c", engine="ready", slots=1, busy=0
-)
+from tests.rollq.client.fleets import WORKER
 
 
 @pytest.mark.parametrize(

@@ -18,23 +18,14 @@ from tests.rollq.token_rows import batch_of
 Pair = tuple[Trajectory, Trajectory]
 
 
-def test_rows_are_the_traces() -> None:
-    made = branching()
-    first, second, third = made.segments()
-    assert [list(s.prompt_ids + s.response_ids) for s in (first, second, third)] == [
-        [1, 2, 3, 10, 11, 4, 5, 12],
-        [6, 7, 20, 8, 21],
-        [1, 2, 3, 10, 11, 4, 9, 30],
-    ]
-    assert [list(s.turns) for s in (first, second, third)] == [[0, 0, 0, 0, 2], [1, 1, 3], [4]]
-    assert [bytes(s.mask) for s in (first, second, third)] == [b"\1\1\0\0\1", b"\1\0\1", b"\1"]
+def test_rows_have_the_messages_of_their_trace() -> None:
+    first, second, third = branching().segments()
     assert [s.prompt_messages[-1]["content"] for s in (first, second, third)] == [
         "Hello",
         "Look it up",
         "or rather",
     ]
     assert [m["content"] for m in second.messages] == ["a1", "and?", "a3"]
-    assert made.traces == [8, 5, 8]
 
 
 def test_the_conversation_is_that_of_the_first_trace_and_of_what_goes_on_from_all_of_it() -> None:

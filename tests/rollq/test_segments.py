@@ -6,7 +6,7 @@ from array import array
 import numpy as np
 from hypothesis import given
 
-from rollq.events import Observed, Prompt, Sampled
+from rollq.events import Observed, Sampled
 from rollq.trajectory import Trajectory
 from tests.rollq.token_rows import Trace, episode, episodes, logprob_of, sampled_id, version_of
 
@@ -42,15 +42,6 @@ def test_what_is_said_of_a_token_is_said_at_its_place(shape: list[Trace]) -> Non
         assert segment.logprobs == array("f", map(logprob_of, segment.response_ids))
         assert segment.versions == [version_of(token) for token in segment.response_ids]
         assert list(segment.turns) == [turn_of[token] for token in segment.response_ids]
-
-
-def test_the_second_trace_is_a_row_and_repeats_nothing_that_is_trained() -> None:
-    trajectory = made([(3, [([2], 1)]), (6, [([1, 2], 0)]), (4, [])])
-    first, second = trajectory.segments()  # nothing was sampled in the third trace
-    assert (len(first.prompt_ids), first.mask) == (3, b"\1\1\0")
-    assert (len(second.prompt_ids), second.mask) == (6, b"\1\1\1")
-    assert isinstance(trajectory.events[0], Prompt) and first.prompt_ids is trajectory.events[0].ids
-    assert trajectory.traces == [6, 9, 4]
 
 
 def test_numpy_reads_the_buffers_as_they_are() -> None:

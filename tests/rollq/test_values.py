@@ -160,7 +160,6 @@ def test_the_package_names_what_it_exports() -> None:
 @pytest.mark.parametrize(
     ("statement", "unneeded"),
     [
-        ("import rollq.trajectory, rollq.batch", "redis msgpack"),
         ("from rollq import Job, Trajectory", "redis msgpack"),
         (
             "from rollq import Client",

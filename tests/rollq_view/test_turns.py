@@ -82,13 +82,6 @@ def test_what_the_assistant_says_in_the_first_prompt_is_no_turn() -> None:
     )
 
 
-def test_an_interrupted_turn_is_one_turn_with_its_pieces_and_versions() -> None:
-    events = [prompt(), sampled(0, 1, 2, version="a"), sampled(0, 3, version="b"), observed(0)]
-    [turn] = of_record(record(replace(trajectory(), events=events))).turns
-    assert (turn.ids, turn.versions) == ([1, 2, 3], [["a", 0, 2], ["b", 2, 3]])
-    assert turn.pieces == [[2, "stop"], [1, "stop"]]
-
-
 def test_a_turn_that_nothing_answered_shows_what_the_engine_wrote() -> None:
     made = replace(trajectory(), events=[prompt(), sampled(0)])
     for entries in (page(record(made))["entries"], page(record(made), made)["entries"]):

@@ -30,15 +30,6 @@ def test_a_bounded_run_from_submit_to_pull(ledger: Ledger, says: Says) -> None:
     assert "4 groups, 4 trajectories" in pulled and "staleness 0 at most" in pulled
 
 
-def test_a_pull_tells_the_staleness(ledger: Ledger, says: Says) -> None:
-    says(*SUBMIT)
-    says("engines", "publish", "--run", "r", "--step", "3")
-    play_groups(ledger, "shop.train.0", "shop.train.1", size=1)  # version 1 samples their tokens
-    line = ("pull", "--run", "r", "--groups", "1")
-    assert ", staleness 2 at most\n" in says(*line).out
-    assert says(*line, "--json").json["staleness_max"] == 2
-
-
 def test_a_run_without_steps_has_no_staleness(ledger: Ledger, says: Says) -> None:
     says(*SUBMIT)
     play_groups(ledger, "shop.train.0", size=1)

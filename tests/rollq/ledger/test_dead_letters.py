@@ -81,14 +81,6 @@ class TestRequeue:
         again = claim(ledger, "r/g/0", "again")
         assert (again.attempt, again.set_aside, again.journal) == (3, True, 0)
         assert reader(ledger).trajectory("r/g/0", 2).events[: len(last)] == last
-        # Its budget is whole again.
-        assert ledger.fail("r/g/0", again.lease, FailureClass.ENV, "x").status == "queued"
-        play(ledger, "r/g/0")
-        play(ledger, "r/g/1")
-        (taken,) = take(ledger, 1, "t")
-        assert taken.members == ["r/g/0", "r/g/1"]
-        ack(ledger, "t", taken.id)
-        balanced(ledger)
 
     def test_what_the_run_does_not_have(self, ledger: Ledger, letters: DeadLetters) -> None:
         ledger.submit(group())

@@ -34,14 +34,6 @@ def envs(jobs: Sequence[Job]) -> str:
     return "".join(job.env for job in jobs)
 
 
-def test_parts_take_turns_by_their_weights() -> None:
-    assert envs(list(Mixture([part("a", 3), part("b", 1)], 8, steps=1))) == "aabaaaba"
-    mixture = Mixture([part("a", 5), part("b", 3), part("c", 2)], 10, steps=7)
-    assert [Counter(envs(step)) for step in by_step(mixture)] == [{"a": 5, "b": 3, "c": 2}] * 7
-    mixture = Mixture([part("a", 1), part("b", 2)], 4, steps=3)  # over three steps: 12 groups
-    assert Counter(envs(list(mixture))) == {"a": 4, "b": 8}
-
-
 def test_weights_change_with_the_step() -> None:
     mixture = Mixture(
         [part("a", {0: 1, 2: 3, 4: 0}), part("b", lambda step: min(step, 1))], 4, steps=6

@@ -23,14 +23,6 @@ from tests.rollq.samples import closed, events, job, observed, prompt, sampled, 
 ASKING = job(routed_experts=ASKED)
 
 
-def test_each_token_has_its_row_but_for_the_last_ones() -> None:
-    played = trajectory(of=ASKING)
-    found = routed_experts(replace(played, events=routed(played.events)))
-    assert found.shape == (len(played.tokens), 2, 2) == (11, 2, 2)
-    last_sampled = 8  # its row and the two of the bridge behind it are fillers
-    assert found.data == b"".join(map(row, range(last_sampled))) + SHAPE.filler() * 3
-
-
 @st.composite
 def traces(draw: st.DrawFn) -> list[Event]:
     """The events of one trace: turns that may be interrupted, and bridges."""

@@ -4,7 +4,7 @@ and goes on.
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +61,6 @@ def train(client: Client, ledger: Ledger, seen: dict[str, int]) -> None:
                 seen[group.id] = group.seq
                 rates.add(group)
             batch.ack()
-
-
-@pytest.fixture
-def patch() -> Iterator[pytest.MonkeyPatch]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
 
 
 @pytest.mark.parametrize("sent", [False, True], ids=["before", "after"])

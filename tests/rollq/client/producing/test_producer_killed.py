@@ -5,7 +5,6 @@ started again.
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -50,12 +49,6 @@ class Death:
                 raise Killed
 
         monkeypatch.setattr(redis.connection.AbstractConnection, "send_packed_command", deadly)
-
-
-@pytest.fixture
-def patch() -> Iterator[pytest.MonkeyPatch]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
 
 
 def submit(redis_url: str, *more: str) -> int:

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -59,15 +58,16 @@ def test_a_group_that_another_process_acknowledged_keeps_no_other(
     asyncio.run(asyncio.wait_for(played(), 20))
 
 
-def test_the_same_id_with_other_content_leaves_the_first_alone(
-    client: Client, ledger: Ledger
-) -> None:
+def test_what_is_refused_leaves_the_first_alone(client: Client, ledger: Ledger) -> None:
     async def both() -> Trajectory:
         episodes = client.episodes(1)
         first = asyncio.create_task(episodes.play(job(0, "g", size=1), 0))
         await submitted(ledger, "g")
         with pytest.raises(JobConflict):
             await episodes.play(job(0, "g", size=1, seed=99), 0)
+        for step in (None, "1", -1):
+            with pytest.raises(ContractError, match="step must be a whole number"):
+                await episodes.play(job(0, "h", size=1), step)  # type: ignore[arg-type]
         play(ledger, "r/g/0")
         return await asyncio.wait_for(first, 10)
 
@@ -81,22 +81,6 @@ def test_a_job_of_a_group_of_several_is_refused(client: Client, several: dict[st
     ):
         asyncio.run(asyncio.wait_for(client.episodes(1).play(job(0, "g", **several), 0), 10))
     assert client.stats()["submitted"] == 0
-
-
-@pytest.mark.parametrize("step", [None, "1", -1])
-def test_a_wrong_step_is_refused_and_costs_no_other(
-    client: Client, ledger: Ledger, step: Any
-) -> None:
-    async def both() -> Trajectory:
-        episodes = client.episodes(1)
-        playing = asyncio.create_task(episodes.play(job(0, "g", size=1), 0))
-        await submitted(ledger, "g")
-        with pytest.raises(ContractError, match="step must be a whole number"):
-            await episodes.play(job(0, "h", size=1), step)
-        play(ledger, "r/g/0")
-        return await asyncio.wait_for(playing, 10)
-
-    assert asyncio.run(both()).job.id == "r/g/0"
 
 
 def test_a_client_that_closes_ends_the_waits(client: Client, ledger: Ledger) -> None:

@@ -318,21 +318,14 @@ class TestPaused:
             assert all(done.loaded for done in Fleet(urls).update("/weights/0", "0"))
         assert not any(engine.paused for engine in engines)
 
-    def test_without_all_engines_there_is_no_transfer(self) -> None:
-        engines = [FakeEngine(), FakeEngine(), FakeEngine()]
-        engines[0].paused = "retract"  # by a transfer that failed
-        engines[1].answers["/pause_generation"] = (500, "")
-        with serving(*engines) as urls, pytest.raises(SyncError), Fleet(urls).paused("7"):
-            pytest.fail("there is nothing to transfer to")
-        assert [engine.paused for engine in engines] == ["retract", None, None]
-        assert [engine.version for engine in engines] == ["0"] * 3
-
     def test_after_a_failed_transfer_all_that_stay_paused_are_named(self) -> None:
         engines = [FakeEngine(), FakeEngine(), FakeEngine()]
         engines[0].paused = engines[1].paused = "retract"  # by a transfer that failed
         engines[1].answers["/pause_generation"] = (500, "")
         with serving(*engines) as urls, pytest.raises(SyncError) as caught, Fleet(urls).paused("8"):
             pytest.fail("there is nothing to transfer to")
+        assert [engine.paused for engine in engines] == ["retract", "retract", None]
+        assert [engine.version for engine in engines] == ["0"] * 3
         assert {*caught.value.failed} == {*urls[:2]}
         assert caught.value.failed[urls[0]] == "pause: it was paused before, so it stays paused"
         assert str(caught.value).startswith("2 of 3 engines are not ready for version '8': ")

@@ -19,9 +19,7 @@ import redis
 
 from rollq import cli
 from rollq.client.client import Client
-from rollq.commands.receive import save
 from rollq.errors import NotHeld
-from rollq.export.output import TrajectoryFile
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
@@ -95,21 +93,6 @@ def test_a_trainer_can_reject_a_job(client: Client, ledger: Ledger) -> None:
     [letter] = reader(ledger).dead()
     assert letter.reason == "r/a/1: a token that my model does not know"
     assert reader(ledger).stats()["redelivered"] == 0
-
-
-def test_what_was_written_and_not_acknowledged_is_not_written_again(
-    client: Client, ledger: Ledger, out: Path, pull: Pulls
-) -> None:
-    finish_groups(ledger, "a", "b", seal=True)
-    with TrajectoryFile(out, append=True) as output:
-        assert save(next(client.batches(groups=2)), output)
-    end_holds(ledger, "a", "b")
-    before = out.read_bytes()
-    assert (
-        f"4 of them were in {out} already, and are not written twice" in pull(2, "--out", out).out
-    )
-    assert out.read_bytes() == before
-    assert reader(ledger).stats()["delivered"] == 4
 
 
 def test_a_run_name_that_was_used_before(ledger: Ledger, out: Path, pull: Pulls) -> None:

@@ -15,9 +15,6 @@ from tests.rollq.samples import group, play, reader
 RULES = """
 def sample(trajectory):
     return float(trajectory.job.sample)
-
-def broken(trajectory):
-    raise ValueError("not today")
 """
 
 
@@ -57,20 +54,3 @@ def test_the_file_has_the_rewards_of_the_reward_function(
     assert [line["reward"] for line in written] == [0.0, 1.0]
     assert [line["info"]["environment_reward"] for line in written] == [1.0, 1.0]
     assert cli.main(["audit", str(out), "--offline"]) == 0
-
-
-@pytest.mark.usefixtures("rules")
-def test_a_function_that_fails_ends_the_pull_and_loses_nothing(
-    ledger: Ledger, out: Path, pull: Pulls
-) -> None:
-    finish_groups(ledger, "a", seal=True)
-    said = pull(1, "--out", out, "--reward", "pull_rules:broken", code=1).err
-    assert "job r/a/0: the reward function pull_rules:broken: ValueError: not today" in said
-    assert (
-        "there is no module pull_rulez"
-        in pull(1, "--out", out, "--reward", "pull_rulez:broken", code=2).err
-    )
-    assert (reader(ledger).stats()["groups_ready"], reader(ledger).stats()["groups_acked"]) == (
-        1,
-        0,
-    )

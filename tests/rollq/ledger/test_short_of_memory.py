@@ -11,10 +11,8 @@ import pytest
 
 from rollq import cli
 from rollq.client.client import Client
-from rollq.client.consuming.consumer import Consumer
 from rollq.errors import FailureClass, PullTimeout, Unwritable
 from rollq.evaluation.result import Result
-from rollq.job import Purpose
 from rollq.ledger import evaluations, solve_rates
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
@@ -161,36 +159,21 @@ def test_submit_waits_and_says_so(
     assert "Nothing is lost; trying again" in caplog.text
 
 
-def test_a_consumer_that_asks_again_and_again_says_it_once(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_replica_is_read_only(
+    ledger: Ledger, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = deliveries(ledger)
-    monkeypatch.setattr(
-        found, "take", lambda *_, **__: _raise(Unwritable("run r: take: Redis is read-only"))
-    )
-    with Consumer(found, Purpose.TRAIN) as consumer, caplog.at_level(logging.WARNING, "rollq"):
-        for _ in range(3):
-            with pytest.raises(PullTimeout, match="read-only"):
-                consumer.next(1, 0.01)
-    assert len(caplog.records) == 1
-
-
-def _raise(error: Exception) -> None:
-    raise error
-
-
-def test_a_replica_is_read_only(ledger: Ledger, redis_url: str) -> None:
+    """A consumer that asks again and again says it once."""
     finish_groups(ledger, "a")
     ledger.submit(group("b"))
     ledger.redis.replicaof("127.0.0.1", "1")
     try:
         with pytest.raises(Unwritable, match=r"(?i)read.only"):
             ledger.claim("r/b/0", worker="w", token="t")
-        with (
-            Client(redis_url, run="r") as client,
-            pytest.raises(PullTimeout, match=r"(?i)read.only"),
-        ):
-            next(client.batches(1, timeout=0.1))
+        with client.consumer() as consumer:
+            for _ in range(2):
+                with pytest.raises(PullTimeout, match=r"(?i)read.only"):
+                    consumer.next(1, 0.1)
+        assert len([record for record in caplog.records if "take" in record.message]) == 1
     finally:
         ledger.redis.replicaof("NO", "ONE")
     assert reader(ledger).job("r/b/0").state is State.QUEUED  # type: ignore[union-attr]

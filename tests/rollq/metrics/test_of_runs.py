@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rollq.errors import FailureClass
 from rollq.job import Job, Purpose
 from rollq.ledger.dead_letters import DeadLetters
-from rollq.ledger.keys import ACTIVE, RUNS, Keys
+from rollq.ledger.keys import RUNS, Keys
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.versions import Versions
 from rollq.ledger.workers.live_workers import AWAY, READY
@@ -18,7 +18,6 @@ from rollq.metrics import of_runs
 from rollq.metrics.metric import Kind, Sample, counter, gauge, spread
 from rollq.metrics.of_runs import LEDGER_METRICS, RunMetrics
 from rollq.servers.connection import connect
-from rollq.snapshot.fleet import MOST_RUNS
 from tests.rollq.client.fleets import live
 from tests.rollq.groups import deliveries, finish_groups, take
 from tests.rollq.samples import claim, reader
@@ -60,15 +59,6 @@ def test_a_run_without_work_and_one_with_it(ledger: Ledger) -> None:
     assert ("rollq_reward_mean", "r") not in found and ("rollq_policy_step", "r") not in found
     assert {key[2] for key in found if key[0] == "rollq_failures_total"} == set(FailureClass)
     ledger.seal()
-
-
-def test_only_the_runs_that_matter_most_are_shown(ledger: Ledger) -> None:
-    for n in range(MOST_RUNS + 5):
-        ledger.redis.zadd(RUNS, {f"old{n:02}": n})
-    submit(Ledger(ledger.redis, "old00"), "g")  # the oldest one has work
-    ledger.redis.zadd(ACTIVE, {"old00": 1.0})
-    shown = {key[1] for key in values(RunMetrics(ledger.redis)) if key[0] == "rollq_jobs_queued"}
-    assert shown == {"old00", *(f"old{n:02}" for n in range(MOST_RUNS + 5)[-(MOST_RUNS - 1) :])}
 
 
 def test_dead_jobs_by_class_are_looked_up_once(

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from rollq.batch import Batch
 from rollq.errors import ContractError, SettingsError
 from rollq.training.arrays import PackedArrays, PaddedArrays
-from rollq.training.turn_credit import TurnCredit
 from tests.rollq.token_rows import (
     batch_of,
     batches,
@@ -167,15 +166,6 @@ def test_the_weights_of_a_trajectory_make_its_rows_count_as_one(
 def test_token_ids_do_not_fit_every_dtype() -> None:
     with pytest.raises(ContractError, match="int64 or int32, not 'uint16'"):
         a_batch().arrays(dtype="uint16")
-
-
-def test_a_batch_whose_groups_are_all_skipped_has_no_rows() -> None:
-    arrays, packed = batch_of().arrays(pad_to=8), batch_of().packed()
-    assert arrays.tokens.shape == arrays.attention_mask.shape == (0, 8)
-    assert (packed.tokens.shape, packed.offsets.tolist()) == ((0,), [0])
-    by_turn = batch_of().arrays(pad_to=8, advantages=TurnCredit())
-    assert by_turn.advantages.shape == by_turn.tokens.shape
-    assert batch_of().packed(advantages=TurnCredit()).advantages.shape == (0,)
 
 
 @pytest.mark.parametrize("width", [16.0, -3, "8", True])

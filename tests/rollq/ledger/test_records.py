@@ -40,9 +40,3 @@ def test_a_groups_body_is_decoded_once() -> None:
     jobs = [sample_of(encode_job(first), f"r/g/{sample}", read) for sample in range(3)]
     assert jobs == [replace(first, sample=sample) for sample in range(3)]
     assert jobs[2].labels is jobs[0].labels
-
-
-def test_a_member_is_the_groups_job_with_another_sample_and_place() -> None:
-    first = job(0, size=3, labels={"row": 7})
-    assert first.member(2, 9) == replace(first, sample=2, seq=9)
-    assert (first.sample, first.seq) == (0, 0)

@@ -49,10 +49,12 @@ def test_a_page_that_cannot_be_read_is_an_error_and_the_next_one_is_there(
     assert "slots 1.0" in page(address)
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
-def test_an_address_that_is_not_this_machines_is_refused(host: str) -> None:
-    with pytest.raises(SettingsError, match=f"metrics cannot be served at {host}:0: "):
-        Exposition().serve(host, 0)
+@pytest.mark.parametrize(
+    ("host", "port"), [("192.0.2.1", 0), ("no.such.host.invalid", 0), ("127.0.0.1", 65536)]
+)
+def test_an_address_that_is_not_this_machines_is_refused(host: str, port: int) -> None:
+    with pytest.raises(SettingsError, match=f"metrics cannot be served at {host}:{port}: "):
+        Exposition().serve(host, port)
 
 
 def test_a_port_that_is_in_use_is_refused() -> None:
@@ -61,8 +63,3 @@ def test_a_port_that_is_in_use_is_refused() -> None:
         SettingsError, match=f"127.0.0.1:{port}: .*in use.*each process needs its own"
     ):
         Exposition().serve("127.0.0.1", port)
-
-
-def test_a_port_that_there_is_not_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"127.0.0.1:65536: .*0-65535"):
-        Exposition().serve("127.0.0.1", 65536)

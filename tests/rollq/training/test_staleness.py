@@ -23,23 +23,22 @@ def batch(policy_step: int | None, steps: dict[str, int], *versions: str) -> Bat
     return made
 
 
-def test_the_oldest_token_and_the_mean_count() -> None:
-    made = batch(5, {"a": 5, "b": 4, "c": 2}, "a", "b", "c")
-    assert made.staleness == Staleness(max=3, mean=pytest.approx(4 / 3), unknown_tokens=0)
-
-
-def test_tokens_of_an_unpublished_version_are_counted_apart() -> None:
-    assert batch(5, {"a": 4}, "a", "default").staleness == Staleness(
-        max=None, mean=1.0, unknown_tokens=2
+@pytest.mark.parametrize(
+    ("made", "oldest", "mean", "unknown_tokens"),
+    [
+        (batch(5, {"a": 5, "b": 4, "c": 2}, "a", "b", "c"), 3, 4 / 3, 0),
+        (batch(5, {"a": 4}, "a", "default"), None, 1.0, 2),
+        (batch(None, {"1": 1}, "1"), None, None, 2),
+        (batch(2, {"3": 3}, "3"), -1, -1.0, 0),
+    ],
+    ids=["oldest and mean", "an unpublished version", "no published step", "an earlier checkpoint"],
+)
+def test_the_staleness_of_a_batch(
+    made: Batch, oldest: int | None, mean: float | None, unknown_tokens: int
+) -> None:
+    assert made.staleness == Staleness(
+        max=oldest, mean=pytest.approx(mean), unknown_tokens=unknown_tokens
     )
-
-
-def test_without_a_published_step_nothing_is_known() -> None:
-    assert batch(None, {"1": 1}, "1").staleness == Staleness(max=None, mean=None, unknown_tokens=2)
-
-
-def test_a_trainer_at_an_earlier_checkpoint_trains_on_later_tokens() -> None:
-    assert batch(2, {"3": 3}, "3").staleness == Staleness(max=-1, mean=-1.0, unknown_tokens=0)
 
 
 def test_arrays_have_the_step_of_each_version() -> None:

@@ -133,18 +133,6 @@ def test_what_was_pinned_for_the_run_is_pinned_again(redis_url: str, ledger: Led
     assert pinned == [b"3", b"t1", b"c1", b"172800"]
 
 
-@pytest.mark.parametrize("source", ["s", None], ids=["source", "none"])
-def test_a_run_is_sealed_only_when_nothing_is_missing(
-    client: Client, ledger: Ledger, source: str | None
-) -> None:
-    tail = Tail(ledger.redis)
-    client.submit(Jobs({4: tail.begin}), source=source)
-    tail.lose()
-    client.seal()
-    check_whole(client)
-    assert client.stats()["sealed"]
-
-
 @pytest.mark.parametrize("then", ["seal", "submit"])
 @pytest.mark.parametrize("source", ["s", None], ids=["source", "none"])
 def test_what_is_missing_is_not_forgotten_when_redis_goes_away_again(

@@ -111,3 +111,17 @@ def test_submit_refills_and_then_seals(ledger: Ledger, says: Says) -> None:
     worker.join(30)
     assert (found["new"], found["known"], found["refilled"], found["sealed"]) == (0, 4, 2, True)
     assert [taken.id for taken in take(ledger, 3, "t")] == ["shop.train.1", "shop.train.0.r1"]
+
+
+def test_a_lost_seal_comes_back_with_the_same_line(ledger: Ledger, says: Says) -> None:
+    says(*SUBMIT, "--seal")
+    ledger.redis.hdel(ledger.keys.meta, "sealed")
+    says(*SUBMIT, "--seal")
+    assert reader(ledger).standing().sealed
+
+
+def test_a_redis_that_forgets_is_warned_of_in_one_line(says: Says) -> None:
+    warnings = [line for line in says(*SUBMIT).err.splitlines() if "warning" in line]
+    assert warnings == [
+        "rollq: warning: Redis forgets everything when it restarts: start it with --appendonly yes"
+    ]

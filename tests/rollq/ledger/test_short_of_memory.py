@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rollq import cli
 from rollq.client.client import Client
 from rollq.errors import FailureClass, PullTimeout, Unwritable
 from rollq.evaluation.result import Result
@@ -21,7 +20,6 @@ from rollq.ledger.versions import Versions
 from rollq.trajectory import Header
 from rollq.wire.codec import encode_header
 from rollq.wire.events import encode_event
-from tests.rollq.commands.lines import SUBMIT
 from tests.rollq.groups import ack, deliveries, finish_groups, take
 from tests.rollq.samples import claim, closed, events, group, job, journal, play, reader, reap
 
@@ -179,11 +177,3 @@ def test_a_replica_is_read_only(
     assert reader(ledger).job("r/b/0").state is State.QUEUED  # type: ignore[union-attr]
     ledger.append("r/b/0", claim(ledger, "r/b/0").lease, 0, [encode_header(Header(attempt=1))])
     assert [taken.id for taken in take(ledger, 1, "t")] == ["a"]
-
-
-def test_commands_tell_it_in_one_line(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main([*SUBMIT, "--redis", redis_url])
-    warnings = [said for said in capsys.readouterr().err.splitlines() if "warning" in said]
-    assert warnings == [
-        "rollq: warning: Redis forgets everything when it restarts: start it with --appendonly yes"
-    ]

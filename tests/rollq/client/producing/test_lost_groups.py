@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from rollq import cli
 from rollq.client.client import Client
 from rollq.client.producing import submission
 from rollq.errors import FailureClass, Gap, LedgerError
 from rollq.job import Job
 from rollq.ledger.ledger import Ledger
 from tests.ledger_of import ledger_of
-from tests.rollq.commands.lines import SUBMIT
-from tests.rollq.samples import job, reader
+from tests.rollq.samples import job
 
 GROUPS = 8
 
@@ -158,14 +156,6 @@ def test_what_is_missing_is_not_forgotten_when_redis_goes_away_again(
     client.seal()
     stats = client.stats()
     assert (stats["submitted"], stats["sealed"]) == (2 * GROUPS + (then == "submit"), True)
-
-
-def test_a_lost_seal_comes_back_with_the_same_line(redis_url: str, ledger: Ledger) -> None:
-    line = [*SUBMIT, "--redis", redis_url, "--seal"]
-    assert cli.main(line) == 0
-    ledger.redis.hdel(ledger.keys.meta, "sealed")
-    assert cli.main(line) == 0
-    assert reader(ledger).standing().sealed
 
 
 def test_the_place_of_a_client_is_forgotten_on_close(redis_url: str, ledger: Ledger) -> None:

@@ -7,35 +7,23 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from rollq.events import Closed, Finish, Observed, Prompt, Sampled, Stop, VersionSpan
-from rollq.job import Job
+from rollq.events import Closed, Observed, Stop
 from rollq.trajectory import Header, Trajectory
+from tests.rollq.samples import job, observed, prompt, sampled
 from tests.rollq.token_rows import Trace, episode
 
 
 def played(task: int, sample: int, reward: float | None, stop: Stop = Stop.DONE) -> Trajectory:
     """One turn: 3 tokens of prompt, 2 sampled, 1 observed."""
-    spans = [VersionSpan("1", 0, 2)]
-    logprobs = array("f", [-1.0, -0.5])
     message = {"role": "assistant", "content": "hi"}
-    return Trajectory(
-        job=Job(run="r", group=f"g{task}", sample=sample, env="shop", task=task, size=8),
-        header=Header(attempt=1),
-        events=[
-            Prompt(ids=array("I", [1, 2, 3]), messages=[], tools=[]),
-            Sampled(
-                turn=0,
-                ids=array("I", [4, 5]),
-                logprobs=logprobs,
-                versions=spans,
-                finish=Finish.STOP,
-            ),
-            Observed(
-                turn=0, message=message, actions=[], replies=[], ids=array("I", [6]), done=True
-            ),
-            Closed(stop=stop, reward=reward),
-        ],
-    )
+    events = [
+        replace(prompt(), messages=[], tools=[]),
+        replace(sampled(0, 4, 5), logprobs=array("f", [-1.0, -0.5]), text=""),
+        replace(observed(0, 6, done=True), message=message, actions=[], replies=[]),
+        Closed(stop=stop, reward=reward),
+    ]
+    of = job(sample, f"g{task}", task=task, size=8)
+    return Trajectory(job=of, header=Header(attempt=1), events=events)
 
 
 sound_turns = st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=2), st.integers(1, 3))

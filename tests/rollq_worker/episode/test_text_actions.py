@@ -22,35 +22,20 @@ from rollq_worker.episode.text_actions import (
 from rollq_worker.fakes import FakeEnvironment, FakeRenderer, FakeUser
 from rollq_worker.protocols import ReadTurn
 from tests.rollq_worker.episode.episodes import play_with_fakes, run
+from tests.rollq_worker.json_values import JSON_VALUES, TEXT
 
 ADD = Action("add", {"a": 1})
 BYE = Action(RESPOND, {"content": "bye"})
 FORMS = list(TextForm)
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**63 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
 
 
 @given(
     st.sampled_from(FORMS),
-    st.text(min_size=1, max_size=9),
-    st.dictionaries(st.text(max_size=5), json_values),
+    TEXT.filter(lambda name: name not in ("", RESPOND)),
+    st.dictionaries(TEXT, JSON_VALUES),
 )
 def test_what_is_written_is_read_back(form, name, arguments):
-    try:
-        json.dumps([name, arguments], ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return  # half a surrogate pair is no text
-    if name != RESPOND:
-        assert read_action(write_action(Action(name, arguments), form)) == Action(name, arguments)
+    assert read_action(write_action(Action(name, arguments), form)) == Action(name, arguments)
 
 
 CALL = '{"name": "add", "arguments": {"a": 1}}'

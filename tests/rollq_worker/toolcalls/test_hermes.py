@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rollq.env import Action
 from rollq_worker.text.strict_json import MAX_DEPTH
 from rollq_worker.toolcalls import PARSERS
+from tests.rollq_worker.json_values import JSON_VALUES
 
 GOOD = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 F = Action("f", {"a": 1})
@@ -163,20 +164,9 @@ def test_a_turn_that_starts_inside_reasoning():
     assert PARSERS["hermes"]("well", thinking=True).errors
 
 
-JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**63 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-
 @given(
     st.text(min_size=1),
-    st.dictionaries(st.text(), JSON, max_size=3),
+    st.dictionaries(st.text(), JSON_VALUES, max_size=3),
     st.booleans(),
     st.sampled_from([None, 2]),
     st.sampled_from(["", "\n", " \n\t"]),

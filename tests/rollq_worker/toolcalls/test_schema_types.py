@@ -11,17 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq_worker.toolcalls.schema_types import parameters, typed
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**63 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(codec="utf-8")),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
-    max_leaves=8,
-).filter(lambda value: isinstance(value, list | dict))
-
+from tests.rollq_worker.json_values import JSON_VALUES
 
 BOTH = frozenset({"array", "object"})
 DEFS = {"Loop": {"$ref": "#/$defs/Loop"}}
@@ -109,7 +99,7 @@ def test_an_unknown_parameter_stays_text() -> None:
     assert parameters([], "g").read("x", "[1]") == ("[1]", "")
 
 
-@given(JSON)
+@given(JSON_VALUES.filter(lambda value: isinstance(value, list | dict)))
 def test_what_python_prints_is_read_back(value: Any):
     assert typed(repr(value), BOTH) == value
 

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 
+from rollq_worker.engine.client import EngineClient
 from rollq_worker.engine.pool import EnginePool
 from tests.conftest import free_port
 from tests.rollq_worker.engine.clients import generate
@@ -46,6 +47,13 @@ class Fleet:
             engine for port, engine in self.running.items() if len(engine.bodies()) > before[port]
         ]
         return found
+
+    def client_of(self, home: ScriptedEngine) -> EngineClient:
+        """The pool's client of that engine."""
+        return next(client for client in self.pool.engines if client.url == home.url)
+
+    def urls_beside(self, home: ScriptedEngine) -> list[str]:
+        return [client.url for client in self.pool.engines if client.url != home.url]
 
     def homes(self) -> dict[str, int]:
         return {group: self.home(group).port for group in GROUPS}

@@ -105,7 +105,7 @@ class TestLeaving:
     ) -> None:
         home = fleet.home("run/group")
         home.then, home.paths["/health"] = "hang", "hang"
-        [client] = [engine for engine in fleet.pool.engines if engine.url == home.url]
+        client = fleet.client_of(home)
         sent = len(home.bodies())
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(generate, fleet.pool)
@@ -174,7 +174,7 @@ class TestAborts:
         self, fleet: Fleet
     ) -> None:
         home = fleet.home("run/group")
-        [client] = [engine for engine in fleet.pool.engines if engine.url == home.url]
+        client = fleet.client_of(home)
         home.paths["/ready"] = (503, {})
         assert not client.ready()
         other = fleet.home("run/group")
@@ -222,13 +222,11 @@ class TestChangingLists:
     def test_a_removed_engine_finishes_what_it_has(self, fleet: Fleet) -> None:
         home, held = fleet.home("run/group"), HeldReply()
         home.then = held
-        [removed] = [engine for engine in fleet.pool.engines if engine.url == home.url]
-        others = [engine.url for engine in fleet.pool.engines if engine is not removed]
         sent = len(home.bodies())
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(generate, fleet.pool)
             until(lambda: len(home.bodies()) == sent + 1)
-            fleet.pool.update(others)
+            fleet.pool.update(fleet.urls_beside(home))
             assert fleet.home("run/group") is not home
             held.release.set()
             assert waiting.result(60).finish is Finish.STOP
@@ -241,14 +239,13 @@ class TestChangingLists:
             monkeypatch.setattr(hang_watch, name, seconds)
         home = fleet.home("run/group")
         home.then = "hang"
-        [removed] = [engine for engine in fleet.pool.engines if engine.url == home.url]
-        others = [engine.url for engine in fleet.pool.engines if engine is not removed]
+        removed = fleet.client_of(home)
         fleet.pool.watch()
         sent = len(home.bodies())
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(generate, fleet.pool)
             until(lambda: len(home.bodies()) > sent)
-            fleet.pool.update(others)
+            fleet.pool.update(fleet.urls_beside(home))
             monkeypatch.setattr(control, "SCHEDULER_TIMEOUT_S", 0.1)
             home.paths["/server_info"] = "hang"
             assert waiting.result(60).finish is Finish.STOP

@@ -49,6 +49,12 @@ def submit(client: "redis.Redis", run: str, jobs: int = 1, queue: str = "rollq")
     return ledger
 
 
+def make_due(ledger: Ledger) -> None:
+    """Every queued job shall be sent now."""
+    for job_id in ledger.redis.zrange(ledger.keys.queued, 0, -1):
+        ledger.redis.zadd(ledger.keys.queued, {job_id: 1})
+
+
 def end(ledger: Ledger) -> None:
     """Every job of the run is over."""
     letters = DeadLetters(ledger.redis, ledger.run)
@@ -95,8 +101,7 @@ def test_while_nobody_takes_messages_they_do_not_pile_up(
 
     def ten_minutes_pass() -> int:
         clock.ahead += 4.0
-        for job_id in client.zrange(ledger.keys.queued, 0, -1):
-            client.zadd(ledger.keys.queued, {job_id: 1})
+        make_due(ledger)
         return reaper.tick()
 
     assert [ten_minutes_pass() for _ in range(6)] == [50, 50, 50, 0, 0, 0]
@@ -227,8 +232,7 @@ def test_a_broker_that_does_not_answer_is_no_outage(
     assert reader(ledger).stats()["expired"] == 1
     broker.answers.set()
     until(lambda: not reaper._outbox.busy)
-    for job_id in client.zrange(ledger.keys.queued, 0, -1):
-        client.zadd(ledger.keys.queued, {job_id: 1})  # a few seconds pass
+    make_due(ledger)  # a few seconds pass
     monkeypatch.setattr(reaper_module, "SEND_S", 60.0)
     assert reaper.tick() == 2
 
@@ -243,8 +247,7 @@ def test_a_run_that_no_live_worker_plays_waits_and_says_so(
 
     def seconds_pass() -> int:
         clock.ahead += 6.0
-        for job_id in client.zrange(ledger.keys.queued, 0, -1):
-            client.zadd(ledger.keys.queued, {job_id: 1})
+        make_due(ledger)
         return reaper.tick()
 
     assert [seconds_pass() for _ in range(3)] == [0, 0, 0]

@@ -62,17 +62,19 @@ def test_two_calls_of_a_turn_never_share_an_id() -> None:
     assert [event.extra_calls for event in played.events if isinstance(event, Observed)] == [0, 1]
 
 
-def test_a_turn_that_a_kill_cut_off_is_not_counted() -> None:
-    def agent(episode: Episode) -> None:
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda text: ask(episode, [user(text)]), ("first", "second")))
+def asks_two(episode: Episode) -> None:
+    """An agent that asks two things at once."""
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda text: ask(episode, [user(text)]), ("first", "second")))
 
-    played = play(agent, "answer", budget={"max_turns": 2})
+
+def test_a_turn_that_a_kill_cut_off_is_not_counted() -> None:
+    played = play(asks_two, "answer", budget={"max_turns": 2})
     assert (played.stop, played.turns) == (Stop.DONE, 2)
     second: list[Event] = [event for event in played.events if isinstance(event, Prompt)]
     second += [event for event in played.events if isinstance(event, Sampled) and event.turn == 1]
     engine = FakeEngine(["answer"])
-    again = play(agent, engine=engine, recorded=second, budget={"max_turns": 2})
+    again = play(asks_two, engine=engine, recorded=second, budget={"max_turns": 2})
     assert (again.stop, again.turns, len(engine.requests)) == (Stop.DONE, 2, 1)
     assert [event.turn for event in again.events if isinstance(event, Sampled)] == [1, 2]
 
@@ -133,12 +135,8 @@ def test_a_request_that_fails_ends_the_others() -> None:
             finally:
                 ended.set()
 
-    def agent(episode: Episode) -> None:
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda text: ask(episode, [user(text)]), ("first", "second")))
-
     with pytest.raises(EngineFailure, match="the engine is broken"):
-        play(agent, engine=Half([""]))
+        play(asks_two, engine=Half([""]))
     assert ended.wait(5)
 
 
@@ -157,11 +155,7 @@ def test_a_worker_that_stops_records_what_all_requests_sampled() -> None:
             if sum(isinstance(event, Sampled) for event in self.events):
                 raise Drained("stopping")
 
-    def agent(episode: Episode) -> None:
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda text: ask(episode, [user(text)]), ("first", "second")))
-
     journal = Stopping()
     with pytest.raises(Drained):
-        play(agent, engine=Aborted(("on", Finish.ABORT), ("tw", Finish.ABORT)), journal=journal)
+        play(asks_two, engine=Aborted(("on", Finish.ABORT), ("tw", Finish.ABORT)), journal=journal)
     assert sorted(text_of(e.ids) for e in journal.events if isinstance(e, Sampled)) == ["on", "tw"]

@@ -18,6 +18,7 @@ from rollq.errors import ContractError, JobConflict, LedgerError, RolloutFailure
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
+from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS
 from rollq.wire.routed_experts import routed_experts
 from rollq_worker.tokens.tokenizer import BUNDLED
@@ -163,10 +164,14 @@ def test_each_token_has_what_is_true_of_it(verl: ModuleType) -> None:
     ] == list(made.tokens)
 
 
-def test_chosen_traces_are_the_outputs(verl: ModuleType) -> None:
-    asked = replace(branching(), job=job(routed_experts=ASKED))
+def with_experts(asked: Trajectory) -> Trajectory:
+    """The same as a trainer gets it that asks for its routed experts."""
     asked = replace(asked, events=routed(asked.events))
-    played = replace(asked, extras={ROUTED_EXPERTS: routed_experts(asked)})
+    return replace(asked, extras={ROUTED_EXPERTS: routed_experts(asked)})
+
+
+def test_chosen_traces_are_the_outputs(verl: ModuleType) -> None:
+    played = with_experts(replace(branching(), job=job(routed_experts=ASKED)))
     every, [main] = verl.as_outputs(played, 4), verl.as_outputs(played, 4, "main")
     helpers = verl.as_outputs(played, 4, lambda segments: segments[1:])
     assert [each["response_ids"] for each in (main, *helpers)] == [
@@ -177,9 +182,7 @@ def test_chosen_traces_are_the_outputs(verl: ModuleType) -> None:
 
 
 def test_routed_experts_have_a_row_for_each_token(verl: ModuleType) -> None:
-    asked = trajectory(of=job(routed_experts=ASKED))
-    asked = replace(asked, events=routed(asked.events))
-    played = replace(asked, extras={ROUTED_EXPERTS: routed_experts(asked)})
+    played = with_experts(trajectory(of=job(routed_experts=ASKED)))
     [output] = verl.as_outputs(played, step=1)
     tokens = len(output["prompt_ids"]) + len(output["response_ids"])
     assert (
@@ -187,7 +190,7 @@ def test_routed_experts_have_a_row_for_each_token(verl: ModuleType) -> None:
         and str(output["routed_experts"].dtype) == "int32"
     )
     assert verl.AgentLoopOutput(**output).routed_experts is not None
-    [plain] = verl.as_outputs(asked, step=1)
+    [plain] = verl.as_outputs(replace(played, extras={}), step=1)
     assert "routed_experts" not in plain
 
 

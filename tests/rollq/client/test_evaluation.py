@@ -16,7 +16,7 @@ from rollq.ledger.evaluations import EvaluationStore
 from rollq.ledger.ledger import Ledger
 from tests.ledger_of import ledger_of
 from tests.rollq.groups import ack, finish_groups, play_when_submitted, take
-from tests.rollq.samples import group, play, reader
+from tests.rollq.samples import play, reader
 from tests.waiting import until
 
 TASKS = [Job(env="shop", split="test", task=task) for task in range(2)]
@@ -124,19 +124,12 @@ def test_groups_that_redis_lost_are_submitted_again(client: Client, ledger: Ledg
 
 
 def test_what_another_consumer_took_before_is_an_error(client: Client, ledger: Ledger) -> None:
-    ledger.submit(evaluation_group(size=1))
+    ledger.submit(evaluation_jobs("r", "1", TASKS, 1)[:1])
     play(ledger, f"r/{GROUPS[0]}/0")
     take(ledger, 1, "other/0", purpose=Purpose.EVAL)
     ack(ledger, "other/0")
     with pytest.raises(LedgerError, match="acknowledged before this evaluation had read it"):
         client.evaluate(TASKS, 1, "1").result(60)
-
-
-def evaluation_group(size: int) -> list[Job]:
-    first = evaluation_jobs("r", "1", TASKS, size)[0]
-    return group(
-        GROUPS[0], size=size, env=first.env, split=first.split, task=0, purpose=Purpose.EVAL
-    )
 
 
 def test_what_another_consumer_holds_counts_all_the_same(client: Client, ledger: Ledger) -> None:

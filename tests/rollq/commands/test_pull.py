@@ -153,8 +153,8 @@ def drop_only_group(ledger: Ledger) -> None:
     ("prepare", "hint"),
     [
         (lambda ledger: ledger.submit(group("a")), "no worker is alive: start `rollq worker`"),
-        (lambda ledger: skip_only_group(ledger), "0 dropped, 1 skipped (stale)"),
-        (lambda ledger: drop_only_group(ledger), "rollq jobs list r"),
+        (skip_only_group, "0 dropped, 1 skipped (stale)"),
+        (drop_only_group, "rollq jobs list r"),
     ],
     ids=["queued", "skipped", "dropped"],
 )

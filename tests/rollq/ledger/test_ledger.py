@@ -31,10 +31,6 @@ def due(ledger: Ledger, empty: bool = False) -> list[str]:
     return [message.job_id for message in ledger.reap(100, ["rollq"] if empty else [])]
 
 
-def forget_backoff(ledger: Ledger, job_id: str) -> None:
-    ledger.redis.hset(ledger.keys.job(job_id), "not_before", 0)
-
-
 def queue_score(ledger: Ledger, job_id: str) -> float | None:
     """When it is sent next, from now."""
     score = ledger.redis.zscore(ledger.keys.queued, job_id)
@@ -183,7 +179,7 @@ class TestFail:
                 assert before - 0.01 < outcome.not_before - backoff < ledger.scripts.now()
             else:
                 assert outcome.not_before == 0
-            forget_backoff(ledger, "r/g/0")
+            ledger.redis.hset(ledger.keys.job("r/g/0"), "not_before", 0)
         (letter,) = reader(ledger).dead()
         assert (letter.job_id, letter.failure, letter.attempts) == ("r/g/0", failure, budget)
         assert letter.reason == f"reason {budget}"

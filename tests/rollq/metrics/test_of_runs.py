@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.errors import FailureClass
-from rollq.job import Job, Purpose
+from rollq.job import Purpose
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.keys import RUNS, Keys
 from rollq.ledger.ledger import Ledger
@@ -20,7 +20,7 @@ from rollq.metrics.of_runs import LEDGER_METRICS, RunMetrics
 from rollq.servers.connection import connect
 from tests.rollq.client.fleets import live
 from tests.rollq.groups import deliveries, finish_groups, take
-from tests.rollq.samples import claim, reader
+from tests.rollq.samples import claim, group, reader
 
 Values = Mapping[tuple[str, ...], float]
 
@@ -35,12 +35,8 @@ def values(metrics: RunMetrics) -> Values:
     return found
 
 
-def submit(ledger: Ledger, group: str, size: int = 1) -> list[str]:
-    jobs = [
-        Job(run=ledger.run, group=group, env="shop", task=0, size=size, sample=n)
-        for n in range(size)
-    ]
-    return list(ledger.submit(jobs).new)
+def submit(ledger: Ledger, name: str, size: int = 1) -> list[str]:
+    return list(ledger.submit(group(name, size)).new)
 
 
 def test_a_run_without_work_and_one_with_it(ledger: Ledger) -> None:
@@ -98,8 +94,8 @@ def test_a_requeued_job_that_dies_again_is_looked_up_again(ledger: Ledger) -> No
 def test_staleness_is_that_of_the_stalest_group(ledger: Ledger) -> None:
     versions = Versions(ledger.redis, "r")
     versions.publish(3, "v3", "a")
-    for group in ("first", "second"):
-        claim(ledger, submit(ledger, group)[0])
+    for name in ("first", "second"):
+        claim(ledger, submit(ledger, name)[0])
         versions.publish(5, "v5", "b")
     versions.publish(9, "v9", "c")
     found = values(RunMetrics(ledger.redis))

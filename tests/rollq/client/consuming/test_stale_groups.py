@@ -2,30 +2,22 @@
 admission is on.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
 from rollq.client.client import Client
 from rollq.client.consuming import batch_wait
+from rollq.client.producing.submission import replacements
 from rollq.errors import MissingGroups, PullTimeout
 from rollq.ledger.ledger import Ledger
 from rollq.servers.retry import RetryLoop
-from tests.ledger_of import ledger_of, reader_of
-from tests.rollq.groups import play_groups
+from tests.ledger_of import ledger_of
+from tests.rollq.groups import names, play_groups
 from tests.rollq.samples import group, reader
 
 
 def finish(client: Client, name: str, version: str) -> None:
     client.submit(group(name))
     play_groups(ledger_of(client), name, version=version)
-
-
-def names(client: Client, groups: int = 1) -> str:
-    with client.consumer() as consumer:
-        batch = consumer.next(groups, timeout=5)
-    assert batch
-    return "".join(found.id for found in batch.groups)
 
 
 @pytest.mark.parametrize("bound", [0, 1])
@@ -70,14 +62,8 @@ def test_a_stale_group_is_refilled_as_a_dropped_one(client: Client, ledger: Ledg
     refilled = client.refill(group("a"), times=0)
     assert refilled.new == []
     # A replacement is entered before `refill` waits for it.
-    assert next(iter(_replacements(client))) == ["r/a.r1/0", "r/a.r1/1"]
-
-
-def _replacements(client: Client) -> Iterator[list[str]]:
-    from rollq.client.producing.submission import replacements
-
-    for jobs in replacements(reader_of(client), [group("a")], 1, retry=RetryLoop()):
-        yield [job.id for job in jobs]
+    found = next(replacements(reader(ledger), [group("a")], 1, retry=RetryLoop()))
+    assert [each.id for each in found] == ["r/a.r1/0", "r/a.r1/1"]
 
 
 @pytest.mark.parametrize("published", [False, True])
@@ -89,7 +75,7 @@ def test_without_a_bound_or_a_publication_nothing_is_skipped(
     else:
         client.limit_staleness(groups_per_batch=1, max_staleness=0)
     finish(client, "a", "default")
-    assert names(client) == "a" and client.stats()["skips"] == {}
+    assert names(next(client.batches(1, timeout=5))) == ["a"] and client.stats()["skips"] == {}
 
 
 def test_what_a_trainer_had_comes_again_as_it_was(client: Client) -> None:

@@ -14,7 +14,6 @@ from rollq import Batch, Client, ContractError, Job
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.solve_rates import SolveRateStore
 from rollq.training.mixture import Mixture, Part, Rest
-from tests.ledger_of import ledger_of
 from tests.rollq.client.producing.test_lost_groups import Tail
 from tests.rollq.client.producing.test_producer_killed import MOST, Death, Killed
 from tests.rollq.samples import play, reader
@@ -93,7 +92,7 @@ def test_a_killed_producer_goes_on_with_the_same_groups(
     assert (stats["delivered"], stats["dead"]) == (2 * GROUPS * STEPS, 0)
 
 
-def test_what_redis_lost_is_said_again(client: Client, ledger: Ledger) -> None:
+def test_what_redis_lost_is_said_again(redis_url: str, client: Client, ledger: Ledger) -> None:
     """The groups, and what their order followed from: else the next process would draw others."""
     seen: dict[str, int] = {}
     tail = Tail(ledger.redis)
@@ -114,17 +113,12 @@ def test_what_redis_lost_is_said_again(client: Client, ledger: Ledger) -> None:
         Mixture(made.parts, GROUPS, STEPS, 3, Rest(watched, steps=2)), source="mixture"
     )
     assert len(done.new) == 2 * GROUPS * STEPS
-    with Client(url_of(client), run="r") as other:
+    with Client(redis_url, run="r") as other:
         again = other.submit(mixture(other), source="mixture")
     assert not again.new
     assert rates(3)
     train(client, ledger, seen)
     assert sorted(seen, key=seen.__getitem__) == names(made)
-
-
-def url_of(client: Client) -> str:
-    to = ledger_of(client).redis.connection_pool.connection_kwargs
-    return f"redis://{to['host']}:{to['port']}/{to.get('db', 0)}"
 
 
 def test_a_part_without_a_task_of_this_name_is_the_workers_matter(client: Client) -> None:

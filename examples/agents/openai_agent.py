@@ -4,8 +4,6 @@ pip install openai
 rollq demo --set agent=examples/agents/openai_agent.py:play
 """
 
-import json
-
 from openai import OpenAI
 
 
@@ -22,7 +20,7 @@ def play(episode):
             message = reply.choices[0].message
             messages.append(message)
             for call in message.tool_calls or ():
-                seen = episode.step(call.function.name, json.loads(call.function.arguments))
+                seen = episode.step(call.function.name, call.function.arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": seen.text})
                 done = done or seen.done
             if not message.tool_calls:

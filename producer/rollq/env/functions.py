@@ -1,5 +1,6 @@
 """Functions of others that a job names: its reward, its context, its agent."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,9 +41,21 @@ class Episode:
     """The environment's, where it has one: an agent may run in there (docs/sandboxes.md)."""
     take_step: Callable[[str, Mapping[str, Json]], Observation]
 
-    def step(self, name: str, arguments: Mapping[str, Json]) -> Observation:
-        """Calls one of the environment's tools. It is over when the observation is `done`."""
-        return self.take_step(name, arguments)
+    def step(self, name: str, arguments: Mapping[str, Json] | str) -> Observation:
+        """Calls one of the environment's tools. It is over when the observation is `done`.
+
+        The arguments may be the text that the model wrote. Where it is no JSON object, the
+        environment is not called, and the observation says to the policy what is wrong.
+        """
+        if not isinstance(arguments, str):
+            return self.take_step(name, arguments)
+        try:
+            read = json.loads(arguments)
+        except (ValueError, RecursionError) as e:
+            return Observation(f"Error: the arguments of {name} are not valid JSON: {e}")
+        if not isinstance(read, dict):
+            return Observation(f"Error: the arguments of {name} are not a JSON object")
+        return self.take_step(name, read)
 
     def respond(self, text: str) -> Observation:
         """Writes to the user. Returns the answer."""

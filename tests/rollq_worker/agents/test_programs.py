@@ -55,6 +55,21 @@ class TestFunctions:
             e.done for e in play(agent, "x", environment=Ends()).events if isinstance(e, Acted)
         ][-1] is True
 
+    def test_a_step_takes_the_text_of_a_call_and_says_what_is_wrong_with_it(self) -> None:
+        seen = []
+
+        def agent(episode: Episode) -> None:
+            ask(episode, episode.messages)
+            for text in ('{"a": 1}', '{"a": ', "[" * 100_000, "[1]"):
+                seen.append(episode.step("add", text).text)
+
+        events = play(agent, "x").events
+        made = [e.action["arguments"] for e in events if isinstance(e, Acted)]
+        assert made[1:2] == [{"a": 1}] and {"a": 1} not in made[2:]
+        cut, deep, listed = seen[1:]
+        assert "add are not valid JSON" in cut and "add are not valid JSON" in deep
+        assert "not a JSON object" in listed
+
     def test_what_it_says_is_whole_text(self) -> None:
         def agent(episode: Episode) -> str:
             ask(episode, episode.messages)

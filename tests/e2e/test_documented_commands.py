@@ -29,7 +29,7 @@ TYPED = (
 """Pages whose commands run here, but for those that the patterns below leave out."""
 TRIED = ("CONTRIBUTING.md", "docs/environments.md", "docs/agents.md")
 """Pages of which only the commands run here that need nothing of theirs to serve."""
-LEFT_OUT = r"^pip |^make |sglang\.|MODEL|--versions step-40|train-run|eval-1"
+LEFT_OUT = r"^pip |^make |claude|codex|sglang\.|MODEL|--versions step-40|train-run|eval-1"
 SERVES = {
     "redis": "Ready to accept connections",
     "engine": "ready at",

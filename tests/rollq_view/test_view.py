@@ -13,7 +13,6 @@ import pytest
 
 from rollq.ledger.ledger import Ledger
 from tests.rollq.commands.conftest import Fails
-from tests.rollq.commands.lines import rollq
 from tests.rollq.samples import group, trajectory
 from tests.rollq_view.hostile import export
 
@@ -60,13 +59,15 @@ def test_without_its_extra_it_names_the_line_that_installs_it(
     assert "[view]" in fails("view", str(export(tmp_path / "x.jsonl", trajectory())))
 
 
-def test_wrong_lines_are_clear_errors(ledger: Ledger, redis_url: str, tmp_path: Path) -> None:
+def test_wrong_lines_are_clear_errors(
+    ledger: Ledger, redis_url: str, tmp_path: Path, fails: Fails
+) -> None:
     ledger.submit(group())
     path = str(export(tmp_path / "x.jsonl", trajectory()))
-    assert "no run 'other'" in rollq("view", "--run", "other", "--redis", redis_url, code=2).stderr
-    assert "cannot read" in rollq("view", str(tmp_path / "none.jsonl"), code=2).stderr
-    assert "leave out --run" in rollq("view", path, "--run", "r", code=2).stderr
+    assert "no run 'other'" in fails("view", "--run", "other", "--redis", redis_url)
+    assert "cannot read" in fails("view", str(tmp_path / "none.jsonl"))
+    assert "leave out --run" in fails("view", path, "--run", "r")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        said = rollq("view", path, "--port", port, code=2).stderr
-        assert f"cannot listen at port {port}: " in said and "in use" in said
+        said = fails("view", path, "--port", port)
+    assert f"cannot listen at port {port}: " in said and "in use" in said

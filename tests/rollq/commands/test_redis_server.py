@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import free_port
+from tests.rollq.commands.conftest import Fails
 from tests.rollq.commands.lines import rollq
 
 
@@ -38,11 +39,9 @@ def test_it_serves_until_sigterm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["redis", "engine"])
-def test_a_port_in_use_is_a_clear_error(tmp_path: Path, command: str) -> None:
+def test_a_port_in_use_is_a_clear_error(tmp_path: Path, fails: Fails, command: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         extra = ["--dir", str(tmp_path)] if command == "redis" else []
-        assert (
-            f"port {port} of 127.0.0.1 is in use"
-            in rollq(command, "--port", str(port), *extra, code=2).stderr
-        )
+        said = fails(command, "--port", str(port), *extra)
+    assert f"port {port} of 127.0.0.1 is in use" in said

@@ -86,28 +86,21 @@ def start(redis_url: str) -> Iterator[Start]:
             process.kill()
 
 
-def finish(ledger: Ledger, count: int) -> list[str]:
-    """Finished groups of a sealed run."""
-    names = [f"g{number:02}" for number in range(count)]
-    finish_groups(ledger, *names, seal=True)
-    return names
-
-
 def test_groups_of_a_killed_consumer_are_handed_out_again_oldest_first(
     ledger: Ledger, start: Start
 ) -> None:
-    finish(ledger, 6)
-    victim = start("g00", "g01")
-    other = start("g02", "g03")
-    token = ledger.redis.hget(ledger.keys.group("g00"), "token").decode()
+    finish_groups(ledger, *"abcdef", seal=True)
+    victim = start("a", "b")
+    other = start("c", "d")
+    token = ledger.redis.hget(ledger.keys.group("a"), "token").decode()
     victim.kill()
-    end_holds(ledger, "g00", "g01")
+    end_holds(ledger, "a", "b")
     other.ack()
-    assert other.batch() == ["g00", "g01"]
-    with pytest.raises(NotHeld, match="r/g00"):
-        ack(ledger, token, "g00")  # as if it had only been slow
+    assert other.batch() == ["a", "b"]
+    with pytest.raises(NotHeld, match="r/a"):
+        ack(ledger, token, "a")  # as if it had only been slow
     other.ack()
-    assert other.batch() == ["g04", "g05"]
+    assert other.batch() == ["e", "f"]
     other.ack()
     assert other.batch() == []
     stats = reader(ledger).stats()
@@ -128,13 +121,13 @@ def test_a_slow_consumer_keeps_its_batch(redis_url: str, ledger: Ledger) -> None
 def test_a_stopped_consumer_learns_that_its_batch_went_to_another(
     ledger: Ledger, start: Start
 ) -> None:
-    finish(ledger, 2)
-    frozen = start("g00", "g01")
+    finish_groups(ledger, *"ab", seal=True)
+    frozen = start("a", "b")
     os.kill(frozen.process.pid, signal.SIGSTOP)
-    end_holds(ledger, "g00", "g01")
-    other = start("g00", "g01")
+    end_holds(ledger, "a", "b")
+    other = start("a", "b")
     os.kill(frozen.process.pid, signal.SIGCONT)
-    frozen.ack("refused: group r/g0")
+    frozen.ack("refused: group r/")
     other.ack()
     assert frozen.batch() == other.batch() == []
     stats = reader(ledger).stats()

@@ -39,8 +39,8 @@ GO_ON = (
 ENGINE_REMEDIES = {
     AWAY: "is away: start it, or take it off the list of engines (`--engine`)",
     STALLED: (
-        "has requests and shows no progress: start it again; where it may only be paused (old "
-        f"SGLang does not say so), {GO_ON}"
+        "has requests and shows no progress: wait where it computes long prompts on a CPU, else "
+        f"start it again; where it may only be paused (old SGLang does not say so), {GO_ON}"
     ),
     PAUSED: f"is paused, as for new weights: {GO_ON}",
     OUTDATED: (

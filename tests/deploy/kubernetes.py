@@ -35,6 +35,14 @@ def objects(kind: str) -> list[Object]:
     return list({one["metadata"]["name"]: one for one in found}.values())
 
 
+def config(name: str) -> Object:
+    """The data of the ConfigMap whose name begins so."""
+    (found,) = [
+        one["data"] for one in objects("ConfigMap") if one["metadata"]["name"].startswith(name)
+    ]
+    return dict(found)
+
+
 def workloads() -> dict[str, Object]:
     """Whatever makes pods, by its name."""
     kinds = ("Deployment", "StatefulSet", "Job")

@@ -24,6 +24,7 @@ from tests.deploy.kubernetes import (
     KUBECTL,
     NAME,
     Object,
+    config,
     container,
     labels,
     named,
@@ -175,11 +176,7 @@ class TestLikeCompose:
         assert container(name)["image"] == expected
 
     def test_settings_of_workers(self) -> None:
-        (settings,) = [
-            one["data"]
-            for one in objects("ConfigMap")
-            if one["metadata"]["name"].startswith("worker-")
-        ]
+        settings = config("worker-")
         known = SERVICES["worker"]["environment"]
         assert settings == {name: filled(known[name], {}) for name in settings}
         env = {variable["name"]: variable["value"] for variable in container("worker")["env"]}
@@ -308,22 +305,14 @@ class TestScaling:
         )
 
     def test_a_worker_has_as_many_jobs_as_it_plays_at_once(self, spec: Any) -> None:
-        (settings,) = [
-            one["data"]
-            for one in objects("ConfigMap")
-            if one["metadata"]["name"].startswith("worker-")
-        ]
+        settings = config("worker-")
         slots = int(settings["ROLLQ_CONCURRENCY"]) * int(settings["ROLLQ_PROCESSES"])
         assert int(spec["triggers"][0]["metadata"]["threshold"]) == slots
 
     def test_prometheus_finds_its_targets_by_the_names_of_services(self) -> None:
-        (config,) = [
-            one["data"]
-            for one in objects("ConfigMap")
-            if one["metadata"]["name"].startswith("prometheus-")
-        ]
-        assert config.keys() == {"prometheus.yml", "alerts.yml"}
-        ledger, worker = yaml.safe_load(config["prometheus.yml"])["scrape_configs"]
+        files = config("prometheus-")
+        assert files.keys() == {"prometheus.yml", "alerts.yml"}
+        ledger, worker = yaml.safe_load(files["prometheus.yml"])["scrape_configs"]
         assert ledger["static_configs"] == [{"targets": [f"metrics:{ports('metrics')['metrics']}"]}]
         (found,) = worker["dns_sd_configs"]
         assert (found["names"], found["port"]) == (["worker"], ports("worker")["metrics"])

@@ -11,7 +11,6 @@ FUNCTIONARY31_TURNS = [
         '<function=f>{"s": "</function>"}</function>',
         calls=[f(s="</function>")],
     ),
-    tagged("no name", '<function=>{"s": "hi"}</function>', error="no function name"),
     tagged("a list", "<function=f>[1]</function>", error="not a JSON object"),
     tagged(
         "words in the tag",
@@ -19,7 +18,6 @@ FUNCTIONARY31_TURNS = [
         error="text behind its arguments",
     ),
     tagged("an open call", CALL.removesuffix("</function>"), error="was not closed"),
-    tagged("half a call", CALL[:-15], error="cut off"),
 ]
 
 messages = turns_of("functionary_v32")
@@ -28,8 +26,6 @@ FUNCTIONARY32_TURNS = [
     messages("with the sign of the header", '>>>f\n{"s": "hi"}', calls=[f(s="hi")]),
     messages("a recipient in a string", 'f\n{"s": ">>>g"}', calls=[f(s=">>>g")]),
     messages("no recipient", "Hello there.", error="does not begin with a recipient"),
-    messages("only a recipient", "f", error="does not begin with a recipient"),
-    messages("no arguments", "f\n", error="cut off"),
     messages("text behind", 'f\n{"s": "hi"} ok', error="text behind"),
     messages(
         "a bad and a good call",

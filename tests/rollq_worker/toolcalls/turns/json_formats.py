@@ -87,7 +87,6 @@ LLAMA_TURNS = [
         error="not valid JSON",
         sglang=LENIENT,
     ),
-    llama("a Python call", '<|python_tag|>f.call(s="hi")', error="not valid JSON", sglang=TEXT),
     llama("no name", '{"parameters": {}}', error='no "name"', sglang=LOST),
     llama("text behind", f"{LLAMA_CALL} done", calls=[f(s="hi")], content="done"),
     llama("prose in braces", "{you}, hello.", content="{you}, hello."),
@@ -129,7 +128,6 @@ MISTRAL_TURNS = [
     mistral(
         "half the arguments", '[TOOL_CALLS]f[ARGS]{"s": "h', error="not valid JSON", sglang=LOST
     ),
-    mistral("bad JSON", "[TOOL_CALLS] [{'name': 'f'}]", error="not valid JSON", sglang=LOST),
     mistral(
         "reasoning",
         '[THINK]hm[/THINK][TOOL_CALLS]f[ARGS]{"n": 1}',

@@ -153,12 +153,6 @@ KIMI_K3_TURNS = [
     k3("one call", K3_CALL, calls=[f(s="hi")]),
     k3("words", K3_WORDS, content="Hello.", sglang=FRAMED),
     k3(
-        "no JSON",
-        k3_tools(k3_call(k3_argument("n", "two", "number"))),
-        error="not a string",
-        sglang=LENIENT,
-    ),
-    k3(
         "reasoning",
         f"<|open|>think<|sep|>hm<|close|>think<|sep|>{K3_CALL}",
         calls=[f(s="hi")],

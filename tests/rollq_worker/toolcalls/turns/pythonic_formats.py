@@ -67,7 +67,6 @@ PYTHONIC_TURNS = [
         reasoning="hm",
         sglang=REASONING,
     ),
-    pythonic("a negative number", "[f(n=-3)]", calls=[f(n=-3)], sglang=STRICT),
     pythonic(
         "a bracket behind",
         f"{LLAMA4_CALL} (or []g())]",

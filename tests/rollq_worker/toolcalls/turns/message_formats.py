@@ -136,6 +136,8 @@ INKLING_TURNS = [
     ),
     ink("null for arguments", ink_call("null"), calls=[f()], sglang=TEXT),
     ink("bad JSON", ink_call('{"s":}'), error="not valid JSON", sglang=TEXT),
+    ink("no name", f'f{INVOKE}{{"args":{{}}}}{END}', error='no "name"', sglang=TEXT),
+    ink("arguments that are a list", ink_call("[1]"), error="not a JSON object", sglang=TEXT),
     ink("no kind", "Hello.", error="does not say what it is", content="Hello.", sglang=TEXT),
     ink("half a call", INK_CALL.removesuffix(END), error="not closed", sglang=LENIENT),
     ink("an unknown tool", ink_call("{}", "h"), calls=[Action("h", {})], sglang=NAMED),

@@ -51,6 +51,7 @@ class Episode:
             return self.take_step(name, arguments)
         try:
             read = json.loads(arguments)
+            json.dumps(read, allow_nan=False)
         except (ValueError, RecursionError) as e:
             return Observation(f"Error: the arguments of {name} are not valid JSON: {e}")
         if not isinstance(read, dict):

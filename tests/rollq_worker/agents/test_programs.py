@@ -70,6 +70,20 @@ class TestFunctions:
         assert all("add are not valid JSON" in text for text in broken)
         assert "not a JSON object" in listed
 
+    @pytest.mark.parametrize("arguments", [{}, {"content": 5}])
+    def test_a_call_of_respond_is_told_that_it_is_no_tool(self, arguments: dict[str, Any]) -> None:
+        """The policy's mistake costs the environment nothing."""
+        environment, seen = FakeEnvironment(), []
+
+        def agent(episode: Episode) -> str:
+            ask(episode, episode.messages)
+            seen.append(episode.step("respond", arguments).text)
+            return "done"
+
+        play(agent, "x", environment=environment)
+        assert "no tool named 'respond'" in seen[0]
+        assert [action.arguments for action in environment.actions] == [{"content": "done"}]
+
     def test_what_it_says_is_whole_text(self) -> None:
         def agent(episode: Episode) -> str:
             ask(episode, episode.messages)

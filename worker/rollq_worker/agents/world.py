@@ -66,6 +66,10 @@ class World:
         return Observation(opening)
 
     @property
+    def tool_names(self) -> set[str]:
+        return {tool["function"]["name"] for tool in self.tools}
+
+    @property
     def is_repeating(self) -> bool:
         """True if the next step is one that an earlier attempt made."""
         return bool(self._recording)

@@ -4,7 +4,7 @@ Play it with `examples/agents/two_players.py`. The agents are `first` and `secon
 reward of its own.
 """
 
-from rollq.env import RESPOND, STOP_MARKER, Action, Grade, Observation, Task
+from rollq.env import STOP_MARKER, Action, Grade, Observation, Task
 from rollq.errors import JobFailure
 
 AGENTS = "first", "second"
@@ -33,7 +33,8 @@ class Nim:
     def step(self, action):
         player, other = AGENTS if self.moves % 2 == 0 else AGENTS[::-1]
         stones = action.arguments.get("stones")
-        if action.name == RESPOND or stones not in (1, 2, 3) or stones > self.left:
+        is_move = action.name == "take" and type(stones) is int
+        if not is_move or stones not in (1, 2, 3) or stones > self.left:
             self.winner = other
             return Observation(f"That is against the rules: {other} wins.", done=True)
         self.left -= stones

@@ -15,6 +15,7 @@ from openai import OpenAI
 
 def play(episode, *, players=("first", "second")):
     told = {player: [dict(message) for message in episode.messages] for player in players}
+    tools = {tool["function"]["name"] for tool in episode.tools}
     calls = {}
     with OpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
         for turn in range(1000):
@@ -24,15 +25,15 @@ def play(episode, *, players=("first", "second")):
             )
             message = answer.choices[0].message
             told[player].append(message)
-            if not message.tool_calls:
+            [call, *_] = message.tool_calls or [None]
+            if call is None or call.function.name not in tools:
                 episode.respond(message.content or "")  # against the rules
                 return
-            [call, *_] = message.tool_calls
             calls[player] = message.tool_calls
             try:
-                arguments = json.loads(call.function.arguments)
-            except ValueError:
-                arguments = {}
+                arguments = dict(json.loads(call.function.arguments))
+            except (TypeError, ValueError, RecursionError):
+                arguments = {}  # against the rules
             seen = episode.step(call.function.name, arguments)
             if seen.done:
                 return

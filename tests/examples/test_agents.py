@@ -1,0 +1,69 @@
+"""The agents of examples/agents, whose policies make mistakes."""
+
+import json
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from rollq.events import Acted
+from rollq.trajectory import Trajectory
+from rollq_worker.agents import known_agents
+from rollq_worker.users.scripted import ScriptedUser
+from tests.conftest import REPO
+from tests.rollq_worker.agents import played
+
+GUESS = ('{"name": "guess", "arguments": {"number"', "It is 1.")
+"""A call that breaks off, and then the answer of task 0."""
+
+
+@pytest.fixture(autouse=True)
+def _files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(known_agents.FILES.variable, raising=False)
+
+
+def play(agent: str, env: str, *texts: str, **options: Any) -> Trajectory:
+    """Task 0 of an example."""
+    domain = import_module(f"examples.{env}").load(None)
+    task = domain.task("train", 0)
+    name = known_agents.add_file(str(REPO / f"examples/agents/{agent}.py:play"))
+    environment = domain.open("train", 0, {})
+    user = ScriptedUser(task.opening, task.replies)
+    return played.play(name, *texts, environment=environment, user=user, **options)
+
+
+def take(stones: object, name: str = "take") -> str:
+    return json.dumps({"name": name, "arguments": {"stones": stones}})
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        "openai_agent",
+        pytest.param("anthropic_agent", marks=pytest.mark.packages),
+    ],
+)
+def test_a_broken_call_is_told_to_the_policy(agent: str) -> None:
+    done = play(agent, "guess_number", *GUESS)
+    assert (done.reward, done.turns, len(done.traces)) == (1.0, 2, 1)
+    assert [message["role"] for message in done.messages[-2:]] == ["tool", "assistant"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"name": "take", "arguments": {"stones"',
+        '["take", 3]',
+        take(True),
+        take("3"),
+        take(3, "steal"),
+        take(3, "respond"),
+        "I take three.",
+        "",
+    ],
+)
+def test_a_player_that_breaks_the_rules_loses(said: str) -> None:
+    models = {"first": {}, "second": {}}
+    done = play("two_players", "nim", take(3), said, models=models)
+    assert done.rewards == {"first": 1.0, "second": 0.0}
+    assert [event.done for event in done.events if isinstance(event, Acted)][1:] == [False, True]

@@ -4,6 +4,7 @@ pip install langgraph langchain-openai
 rollq demo --set agent=examples/agents/langgraph_agent.py:play
 """
 
+from langchain_core.messages import ToolMessage
 from langchain_core.tools import StructuredTool
 from langchain_openai import ChatOpenAI
 from langgraph.prebuilt import create_react_agent
@@ -18,6 +19,9 @@ def play(episode):
     messages, done = list(episode.messages), False
     while not done:
         messages = graph.invoke({"messages": messages}, {"recursion_limit": 100})["messages"]
+        if broken := messages[-1].invalid_tool_calls:
+            messages += [ToolMessage(call["error"], tool_call_id=call["id"]) for call in broken]
+            continue
         seen = episode.respond(messages[-1].content)
         messages.append({"role": "user", "content": seen.text})
         done = seen.done

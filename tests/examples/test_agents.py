@@ -36,11 +36,13 @@ def take(stones: object, name: str = "take") -> str:
     return json.dumps({"name": name, "arguments": {"stones": stones}})
 
 
+@pytest.mark.filterwarnings("ignore:create_react_agent has been moved")
 @pytest.mark.parametrize(
     "agent",
     [
         "openai_agent",
         pytest.param("anthropic_agent", marks=pytest.mark.packages),
+        pytest.param("langgraph_agent", marks=pytest.mark.packages),
     ],
 )
 def test_a_broken_call_is_told_to_the_policy(agent: str) -> None:

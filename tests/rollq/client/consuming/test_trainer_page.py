@@ -9,6 +9,7 @@ import pytest
 
 from rollq import Client
 from rollq.ledger.ledger import Ledger
+from tests.rollq.groups import finish_groups
 from tests.rollq.samples import group, play, reader
 
 PAGE = Path(__file__).resolve().parents[4] / "docs/trainer.md"
@@ -61,3 +62,23 @@ def test_the_loop_with_a_filter_and_a_reward_function(
     exec(snippet, {"client": client, "train": lambda rows: trained.append(rows.rewards.tolist())})
     assert trained == [[0.0, 2.0]]
     assert reader(ledger).stats()["skips"] == {"unequal_rewards": 1}
+
+
+def test_the_loop_with_checkpoints_saves_and_acknowledges_the_last_batches(
+    ledger: Ledger, client: Client
+) -> None:
+    snippets = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    [snippet] = [code for code in snippets if "load_checkpoint" in code]
+    finish_groups(ledger, *map(str, range(20)), seal=True)
+    trained: list[int] = []
+    saved: list[int] = []
+    here = {
+        "client": client,
+        "load_checkpoint": lambda: {"step": saved[-1]} if saved else None,
+        "save_checkpoint": lambda step: saved.append(step),
+        "train": lambda batch: trained.append(batch.step),
+    }
+    exec(snippet, here)
+    exec(snippet, here)
+    assert (trained, saved) == ([0, 1, 2], [0, 2, 2])
+    assert client.stats()["groups_acked"] == 20

@@ -112,7 +112,10 @@ def test_the_environment_in_the_documents_is_played(package: Package) -> None:
     package("doubles", code, "doubles = doubles:load")
     domain = environments.domain("doubles")
     assert_ground_truth_earns_the_reward(domain)
-    assert domain.open("train", 0, {}).step(Action("double", {})).text.startswith("Error: ")
+    environment = domain.open("train", 1, {})
+    for mistake in (Action("double", {}), Action("double", {"n": "1"}), Action("halve", {"n": 1})):
+        assert environment.step(mistake).text.startswith("Error: ")
+    assert play(domain, "train", 1, [respond("It is 12.")])[0].reward == 0.0
 
 
 def test_the_dataset_in_the_documents_is_played(tmp_path: Path) -> None:

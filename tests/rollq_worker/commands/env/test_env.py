@@ -13,6 +13,7 @@ import pytest
 
 from rollq import cli
 from rollq.env import RESPOND, STOP_MARKER, Action, Grade, Observation, Task
+from rollq.errors import JobFailure
 from rollq_worker.commands.env.check import check_environment, choose_tasks
 from rollq_worker.environments import domain, files
 
@@ -290,7 +291,10 @@ def test_a_new_environment_passes_its_own_tests(
     assert cli.main(["env", "list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert listed["shop"] == "rollq"
-    assert [name for name in listed if name.startswith("puns@")]
+    [name] = [name for name in listed if name.startswith("puns@")]
+    for split, index, args in (("test", 0, {}), ("train", 3, {}), ("train", 0, {"seed": 1})):
+        with pytest.raises(JobFailure):
+            domain(name).open(split, index, args)
     assert cli.main(["env", "new", "puns"]) == 2
     assert "exists already" in capsys.readouterr().err
 

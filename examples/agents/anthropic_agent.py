@@ -8,19 +8,20 @@ from anthropic import Anthropic
 
 
 def play(episode):
-    system, *messages = episode.messages
+    *system, opening = episode.messages
+    messages = [opening]
     tools = [
         {
             "name": tool["function"]["name"],
             "description": tool["function"].get("description", ""),
-            "input_schema": tool["function"]["parameters"],
+            "input_schema": tool["function"].get("parameters", {"type": "object"}),
         }
         for tool in episode.tools
     ]
     asked = {
         "model": episode.model,
         "max_tokens": 1024,
-        "system": system["content"],
+        "system": system[0]["content"] if system else "",
         "tools": tools,
     }
     done = False

@@ -33,7 +33,9 @@ def play(episode):
     """Returns the final answer, which the environment is told."""
     functions = [tool["function"] for tool in episode.tools]
     tools = [
-        EnvironmentTool(episode, f["name"], f.get("description", f["name"]), f["parameters"])
+        EnvironmentTool(
+            episode, f["name"], f.get("description", f["name"]), f.get("parameters", {})
+        )
         for f in functions
     ]
     model = OpenAIModel(episode.model, api_base=episode.base_url, api_key=episode.api_key)

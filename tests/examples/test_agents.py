@@ -9,10 +9,20 @@ import pytest
 from rollq.events import Acted
 from rollq.trajectory import Trajectory
 from rollq_worker.agents import known_agents
+from rollq_worker.fakes import FakeEnvironment
 from rollq_worker.users.scripted import ScriptedUser
 from tests.conftest import REPO
 from tests.rollq_worker.agents import played
 
+of_one_policy = pytest.mark.parametrize(
+    "agent",
+    [
+        "openai_agent",
+        pytest.param("anthropic_agent", marks=pytest.mark.packages),
+        pytest.param("langgraph_agent", marks=pytest.mark.packages),
+    ],
+)
+pytestmark = pytest.mark.filterwarnings("ignore:create_react_agent has been moved")
 GUESS = ('{"name": "guess", "arguments": {"number"', "It is 1.")
 """A call that breaks off, and then the answer of task 0."""
 
@@ -32,19 +42,20 @@ def play(agent: str, env: str, *texts: str, **options: Any) -> Trajectory:
     return played.play(name, *texts, environment=environment, user=user, **options)
 
 
+@of_one_policy
+def test_a_system_prompt_and_parameters_may_be_missing(agent: str) -> None:
+    name = known_agents.add_file(str(REPO / f"examples/agents/{agent}.py:play"))
+    add = {"type": "function", "function": {"name": "add", "description": "Adds."}}
+    environment = FakeEnvironment(tools=[add], system_prompt="")
+    done = played.play(name, '{"name": "add", "arguments": {}}', "Done.", environment=environment)
+    assert (done.reward, done.stop) == (1.0, "done")
+
+
 def take(stones: object, name: str = "take") -> str:
     return json.dumps({"name": name, "arguments": {"stones": stones}})
 
 
-@pytest.mark.filterwarnings("ignore:create_react_agent has been moved")
-@pytest.mark.parametrize(
-    "agent",
-    [
-        "openai_agent",
-        pytest.param("anthropic_agent", marks=pytest.mark.packages),
-        pytest.param("langgraph_agent", marks=pytest.mark.packages),
-    ],
-)
+@of_one_policy
 def test_a_broken_call_is_told_to_the_policy(agent: str) -> None:
     done = play(agent, "guess_number", *GUESS)
     assert (done.reward, done.turns, len(done.traces)) == (1.0, 2, 1)

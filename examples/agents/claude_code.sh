@@ -15,4 +15,4 @@ export HOME="$TMPDIR"                                  # none of this user's set
 export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1 DISABLE_TELEMETRY=1 DISABLE_ERROR_REPORTING=1 DISABLE_AUTOUPDATER=1
 export CLAUDE_CODE_ATTRIBUTION_HEADER=0                # a line in the system prompt that changes with each request
 export IS_SANDBOX=1                                    # as root it wants to be told that nobody is asked
-exec claude --print "$task" --dangerously-skip-permissions
+exec claude --print --dangerously-skip-permissions -- "$task"

@@ -34,4 +34,4 @@ base_url = "$OPENAI_BASE_URL"
 env_key = "OPENAI_API_KEY"
 wire_api = "responses"
 END
-exec codex exec --skip-git-repo-check "$task"
+exec codex exec --skip-git-repo-check -- "$task"

@@ -3,7 +3,7 @@ the image.
 
     rollq worker --env harbor:DIR --agent examples/agents/in_container.py:play
     rollq submit --env harbor:DIR --set agent=examples/agents/in_container.py:play \
-        --set agent_args.command='claude --print "$TASK"' ...
+        --set agent_args.command='claude --print -- "$TASK"' ...
 
 docs/sandboxes.md shows the network that it needs. What it prints, its first 32 KiB, is its answer
 and ends the episode.

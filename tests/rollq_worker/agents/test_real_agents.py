@@ -17,7 +17,7 @@ from rollq.events import Sampled
 from rollq.trajectory import Trajectory
 from rollq_worker.agents.known_agents import add_file
 from rollq_worker.failures import Diverged
-from rollq_worker.fakes import FakeEngine, FakeUser
+from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeUser
 from rollq_worker.protocols import Generated, SampleRequest
 from tests.conftest import REPO
 from tests.rollq.token_rows import batch_of
@@ -125,6 +125,13 @@ def test_an_unreadable_call_is_told_to_the_policy(agent: str) -> None:
     [told] = [message["content"] for message in done.messages if message["role"] == "tool"]
     assert "InputValidationError" in told or "failed to parse function arguments" in told
     assert (len(done.traces), done.turns) == (1, 2)
+
+
+@pytest.mark.parametrize("agent", TOOLS)
+def test_a_task_may_begin_as_a_flag_does(agent: str) -> None:
+    tasks = {"environment": FakeEnvironment(system_prompt=""), "user": FakeUser(["- Fix it."])}
+    done = played(agent, ["It is fixed."], **tasks)
+    assert (done.turns, done.stop) == (1, "done")
 
 
 @pytest.mark.parametrize("agent", TOOLS)

@@ -70,6 +70,8 @@ class Games:
         )
 
     def open(self, split, index, args):
+        if args:
+            raise JobFailure("nim takes no env_args")
         return Nim(int(self.task(split, index).outputs[0]))
 
 

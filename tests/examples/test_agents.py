@@ -1,4 +1,4 @@
-"""The agents of examples/agents, whose policies make mistakes."""
+"""The agents of examples/agents, whose policies make mistakes, and the game of two of them."""
 
 import json
 from importlib import import_module
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rollq.errors import JobFailure
 from rollq.events import Acted
 from rollq.trajectory import Trajectory
 from rollq_worker.agents import known_agents
@@ -80,3 +81,8 @@ def test_a_player_that_breaks_the_rules_loses(said: str) -> None:
     done = play("two_players", "nim", take(3), said, models=models)
     assert done.rewards == {"first": 1.0, "second": 0.0}
     assert [event.done for event in done.events if isinstance(event, Acted)][1:] == [False, True]
+
+
+def test_nim_takes_no_args() -> None:
+    with pytest.raises(JobFailure):
+        import_module("examples.nim").load(None).open("train", 0, {"seed": 1})

@@ -68,7 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--tokenizer", metavar="DIR", help="for the benchmarks that encode (bundled)"
     )
     parser.add_argument("--templates", metavar="DIR", help="chat templates for bench_tokens")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="benchmarks to run (all)")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        choices=("bench_turn", *OTHERS),
+        help="benchmarks to run (all)",
+    )
     parser.add_argument(
         "--keep", action="store_true", help="keep what the files have of other benchmarks"
     )

@@ -1,5 +1,6 @@
 """Shared fixtures: a real Redis server, started once a test session on a free loopback port."""
 
+import gc
 import json
 import os
 import random
@@ -83,6 +84,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
     if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
         items[:] = long_ones_first(items, processes)
+
+
+def pytest_collection_finish() -> None:
+    """Takes the collected tests out of the collector's sight, which would walk them all again and
+    again.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def long_ones_first(items: list[pytest.Item], processes: int) -> list[pytest.Item]:

@@ -113,7 +113,7 @@ PLANS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(plan=PLANS, data=st.data())
 def test_a_resumed_episode_equals_the_undisturbed_one(
     plan: list[tuple[str, int]], data: st.DataObject

@@ -75,8 +75,13 @@ def main():
 
 
 def tokenizer():
-    """verl's base class wants one; rollq's workers have their own."""
-    from transformers import AutoTokenizer
+    """verl's base class wants one; rollq's workers have their own. The stand-in needs none, and
+    transformers comes with verl.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        return None
 
     from rollq_worker.tokens.tokenizer import BUNDLED
 

@@ -18,7 +18,9 @@ def test_the_trainer_snippet_runs(stack: Stack):
     stack.engine("--mistakes", "0.3")
     stack.worker(16)
     trained = []
-    exec(snippet.replace(address, stack.redis_url), {"train": lambda *args: trained.append(args)})
+    names = {"train": lambda *args: trained.append(args)}
+    exec(snippet.replace(address, stack.redis_url), names)
+    exec(snippet.replace(address, stack.redis_url), names)  # a repeat ends with the run
     assert sum(len(tokens) for tokens, *_ in trained) == 128
     assert all(
         tokens.shape == mask.shape == logprobs.shape for tokens, mask, logprobs, _ in trained

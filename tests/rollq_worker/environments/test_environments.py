@@ -123,13 +123,14 @@ def test_the_dataset_in_the_documents_is_played(tmp_path: Path) -> None:
     rows, code = (
         text.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("json", "python")
     )
-    (tmp_path / "maths.jsonl").write_text(rows)
+    (tmp_path / "maths.jsonl").write_text(rows + '{"question": "And 6 x 7?", "answer": 42}\n')
     (tmp_path / "maths.py").write_text(code)
     domain = environments.domain(files.add_file(str(tmp_path / "maths.py")))
     task, episode = domain.task("train", 0), domain.open("train", 0, {})
     assert "clips" in episode.reset(FakeUser([task.opening])) and "Think" in episode.system_prompt
     episode.step(respond("72, because ..."))
     assert episode.grade().reward == 0.1
+    assert play(domain, "train", 1, [respond("It is 42.")])[0].reward == 1.0
 
 
 def test_the_tools_in_the_documents_are_played(tmp_path: Path) -> None:

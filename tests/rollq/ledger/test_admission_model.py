@@ -58,6 +58,9 @@ class Bounded(RuleBasedStateMachine):
         self.batch, self.bound = batch, bound
         self.versions.limit_staleness(batch, bound, running)
         self.calls, self.submitted = 0, 0
+        self.running = running
+        self.let_go = 0
+        """Groups that were skipped or lost from their hold since the last publication."""
         self.began: dict[str, int] = {}
         """The published step at a group's first claim, or to which the trainer went back while the
         group was open: no token of it is older.
@@ -87,6 +90,7 @@ class Bounded(RuleBasedStateMachine):
         token = self.token("p")
         for _ in range(2):
             self.versions.publish(step, str(step), token)
+        self.let_go = 0
         for name in set(self.unfinished()) & set(self.began):
             self.began[name] = min(self.began[name], step)
         self.step = step
@@ -116,6 +120,16 @@ class Bounded(RuleBasedStateMachine):
             ):
                 return
             self.submitted += 1
+            self.check_room()
+
+    def check_room(self) -> None:
+        """A published step has used its batches. What waits for the next ones fills at most those
+        of the bound and the present one.
+        """
+        counts = self.reader.stats()
+        waiting = counts["groups_open"] + counts["groups_ready"]
+        assert waiting <= self.batch * (self.bound + 1) + self.let_go
+        assert self.running is None or counts["groups_open"] <= self.running
 
     def unfinished(self) -> list[str]:
         return DeadLetters(self.ledger.redis, "r").open_groups()
@@ -223,6 +237,7 @@ class TrainerByTheBook(Bounded):
             assert self.died or number - self.sampled[got.id] <= self.bound
         for got in found.groups[1 : 1 + skips]:
             self.deliveries.skip(self.hold(number), got.id, "rewards agree", owner=self.owner)
+            self.let_go += 1
         if found.groups:
             assert self.step == number
             self.next += 1
@@ -298,7 +313,9 @@ class CarelessTrainers(Bounded):
         names = self.holds.pop(token)
         if how == "ack":
             self.deliveries.ack(token, names)
-        elif how == "die":
+            return
+        self.let_go += len(names)
+        if how == "die":
             end_holds(self.ledger, *names)
         else:
             for name in names:

@@ -64,12 +64,15 @@ def test_the_loop_with_a_filter_and_a_reward_function(
     assert reader(ledger).stats()["skips"] == {"unequal_rewards": 1}
 
 
+@pytest.mark.parametrize(
+    ("groups", "steps", "checkpoints"), [(20, [0, 1, 2], [0, 2, 2]), (0, [], [])]
+)
 def test_the_loop_with_checkpoints_saves_and_acknowledges_the_last_batches(
-    ledger: Ledger, client: Client
+    ledger: Ledger, client: Client, groups: int, steps: list[int], checkpoints: list[int]
 ) -> None:
     snippets = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     [snippet] = [code for code in snippets if "load_checkpoint" in code]
-    finish_groups(ledger, *map(str, range(20)), seal=True)
+    finish_groups(ledger, *map(str, range(groups)), seal=True)
     trained: list[int] = []
     saved: list[int] = []
     here = {
@@ -80,5 +83,5 @@ def test_the_loop_with_checkpoints_saves_and_acknowledges_the_last_batches(
     }
     exec(snippet, here)
     exec(snippet, here)
-    assert (trained, saved) == ([0, 1, 2], [0, 2, 2])
-    assert client.stats()["groups_acked"] == 20
+    assert (trained, saved) == (steps, checkpoints)
+    assert client.stats()["groups_acked"] == groups

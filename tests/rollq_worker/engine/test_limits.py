@@ -88,6 +88,19 @@ class TestContext:
             assert generate(client, ids=[1] * 800).finish is Finish.LENGTH
             assert client.room(400) == 100
 
+    def test_a_report_stays_while_the_engine_does_not_repeat_it(self, connect: Connect) -> None:
+        """Else it would seem to be a router, and jobs with a logit_bias would fail."""
+        message = "The input (800 tokens) is longer than the model's context length (500 tokens)."
+        refusal = (400, {"error": {"message": message}})
+        with scripted_engine(refusal, server_info=(200, INFO)) as engine:
+            client = connect(engine)
+            assert client.room(400) == 600
+            engine.paths["/server_info"] = (503, {})
+            with pytest.raises(JobFailure, match=r"context length \(500 tokens\)"):
+                generate(client, ids=[1] * 800)
+            assert client.room(400) == 600
+            assert generate(client, logit_bias={"5": 1.0}).finish is Finish.STOP
+
     @pytest.mark.parametrize("count", [83, 89, 93])
     def test_an_engine_that_reserves_tokens_for_drafts(self, connect: Connect, count: int) -> None:
         """As SGLang with EAGLE, which reports its whole context."""

@@ -94,12 +94,8 @@ class EngineLimits:
     def current(self) -> ContextLimits:
         if self._limits is None:
             with self._lock:
-                if self._limits is None and time.monotonic() >= self._ask_at:
-                    try:
-                        self._limits = self._ask()
-                    except NoResponse as e:
-                        log.debug("the engine's limits are unknown: %s", e)
-                        self._ask_at = time.monotonic() + RETRY_S
+                if self._limits is None:
+                    self._update()
         return self._limits or ContextLimits()
 
     def dropped(self, sampling: Collection[str]) -> list[str]:
@@ -123,8 +119,8 @@ class EngineLimits:
         Limits that the engine reports stay, because one odd refusal must not shorten every
         episode. It is asked again, because it may have been replaced while nothing was sent.
         """
-        self.forget()
-        self.current()
+        with self._lock:
+            self._update()
         # With EAGLE, SGLang counts its draft tokens, at most some 256, as part of every prompt.
         room = limit - reserved if 0 < reserved <= 256 else limit
         if not 0 < room <= requested:
@@ -137,6 +133,16 @@ class EngineLimits:
             self._limits = replace(
                 limits, context=min(limits.context, room), prompt=min(limits.prompt, room)
             )
+
+    def _update(self) -> None:
+        """Asks the engine, unless it gave no reply just now. Without a reply the limits stay."""
+        if time.monotonic() < self._ask_at:
+            return
+        try:
+            self._limits = self._ask()
+        except NoResponse as e:
+            log.debug("the engine's limits are unknown: %s", e)
+            self._ask_at = time.monotonic() + RETRY_S
 
 
 class Vocabulary:

@@ -1,6 +1,5 @@
 """Functions of others that a job names: its reward, its context, its agent."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +38,7 @@ class Episode:
     """The environment's tools in OpenAI's form; the agent may have its own instead."""
     sandbox: Sandbox | None
     """The environment's, where it has one: an agent may run in there (docs/sandboxes.md)."""
-    take_step: Callable[[str, Mapping[str, Json]], Observation]
+    take_step: Callable[[str, Mapping[str, Json] | str], Observation]
 
     def step(self, name: str, arguments: Mapping[str, Json] | str) -> Observation:
         """Calls one of the environment's tools. It is over when the observation is `done`.
@@ -47,16 +46,7 @@ class Episode:
         The arguments may be the text that the model wrote. Where it is no JSON object, the
         environment is not called, and the observation says to the policy what is wrong.
         """
-        if not isinstance(arguments, str):
-            return self.take_step(name, arguments)
-        try:
-            read = json.loads(arguments)
-            json.dumps(read, allow_nan=False)
-        except (ValueError, RecursionError) as e:
-            return Observation(f"Error: the arguments of {name} are not valid JSON: {e}")
-        if not isinstance(read, dict):
-            return Observation(f"Error: the arguments of {name} are not a JSON object")
-        return self.take_step(name, read)
+        return self.take_step(name, arguments)
 
     def respond(self, text: str) -> Observation:
         """Writes to the user. Returns the answer."""

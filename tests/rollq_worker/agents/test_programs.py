@@ -60,7 +60,8 @@ class TestFunctions:
 
         def agent(episode: Episode) -> None:
             ask(episode, episode.messages)
-            for text in ('{"a": 1}', '{"a": ', "[" * 100_000, '{"a": NaN}', "[1]"):
+            deep = f'{{"a": {"[" * 600}{"]" * 600}}}'
+            for text in ('{"a": 1}', '{"a": ', "[" * 100_000, deep, '{"a": NaN}', "[1]"):
                 seen.append(episode.step("add", text).text)
 
         events = play(agent, "x").events

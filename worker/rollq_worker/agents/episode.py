@@ -132,15 +132,20 @@ class AgentEpisode:
             if not self.job.is_frozen(turn.trace.model):
                 self._answers.add(turn, recorded=False)
 
-    def step(self, name: str, arguments: Mapping[str, Json]) -> Observation:
-        """Carries out one action in the environment. Raises RequestRefused."""
+    def step(self, name: str, arguments: Mapping[str, Json] | str) -> Observation:
+        """Carries out one action in the environment. Text that is no JSON object is refused in
+        words. Raises RequestRefused.
+        """
         try:
-            text = json.dumps(dict(arguments), allow_nan=False)
-            plain = whole_json(json.loads(text))
+            read = json.loads(arguments) if isinstance(arguments, str) else dict(arguments)
+            plain = whole_json(json.loads(json.dumps(read, allow_nan=False)))
         except (TypeError, ValueError, RecursionError) as e:
-            raise RequestRefused(
-                f"the arguments of {name:.80} are not JSON: {e}", param="arguments"
-            ) from e
+            wrong = f"the arguments of {name:.80} are not valid JSON: {e}"
+            if isinstance(arguments, str):
+                return Observation(f"Error: {wrong}")
+            raise RequestRefused(wrong, param="arguments") from e
+        if not isinstance(plain, dict):
+            return Observation(f"Error: the arguments of {name:.80} are not a JSON object")
         is_call = name == RESPOND and not isinstance(plain.get("content"), str)
         if is_call and RESPOND not in self.world.tool_names:
             # of the policy: environments would take it for a message to the user

@@ -45,12 +45,15 @@ WRONG: list[tuple[str, Any]] = [
     ),
     *(("repetition_penalty", value) for value in (0, 2.1)),
     *(("min_new_tokens", value) for value in (-1, 1.0, 1025)),
-    *(("stop", value) for value in (5, "", [""], ["a"] * 33)),
-    *(("stop_token_ids", value) for value in (5, ["5"], [-1], "12")),
+    *(("stop", value) for value in (5, "", [""], ["a"] * 33, [1])),
+    *(("stop_token_ids", value) for value in (5, ["5"], [-1], [2**31], "12")),
     *(("stop_regex", value) for value in ("", "(", "a" * 257, ["("])),
     *((name, value) for name in sampling.GRAMMARS for value in ("", {"type": "object"})),
     *(("ignore_eos", value) for value in (1, "yes")),
-    *(("logit_bias", value) for value in ({17: 1.0}, {"-1": 1.0}, {"1": "x"}, [1])),
+    *(
+        ("logit_bias", value)
+        for value in ({17: 1.0}, {"-1": 1.0}, {"a": 1.0}, {"1": "x"}, {"1": float("nan")}, [1])
+    ),
     *(("sampling_seed", value) for value in (-1, 1.5, 2**63)),
     *((name, 5) for name in sampling.OURS),
     *(

@@ -87,6 +87,14 @@ def test_reading_is_no_change_and_scanning_copies_nothing():
     assert db.changes(view) == {}
 
 
+def test_views_do_not_see_each_other():
+    db = database()
+    one, other = db.view(), db.view()
+    one["t"]["a"]["n"] = 7
+    del one["t"]["b"]
+    assert (other["t"]["a"]["n"], "b" in other["t"]) == (1, True)
+
+
 @pytest.mark.parametrize("value", [1.0, True, "1"])
 def test_the_canonical_text_decides_what_a_change_is(value):
     db = database()

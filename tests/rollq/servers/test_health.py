@@ -59,7 +59,7 @@ def test_a_good_server(server: Server) -> None:
 @pytest.mark.parametrize(
     ("says", "name", "level", "words"),
     [
-        ({"redis_version": "5.0.14"}, "version", Level.FAIL, "Redis 5.0.14 is too old"),
+        ({"redis_version": "6.0.16"}, "version", Level.FAIL, "Redis 6.0.16 is too old"),
         ({"redis_version": "unstable"}, "version", Level.OK, "Redis unstable"),
         ({"server_name": "valkey", "valkey_version": "8.1.0"}, "version", Level.OK, "Valkey 8.1.0"),
         (

@@ -51,6 +51,16 @@ def wrapped(cause: Exception) -> redis.ConnectionError:
             "Does it speak TLS there (rediss://, or ssl=true)?",
         ),
         (
+            "redis://h:1/0",
+            wrapped(ConnectionResetError(104, "Connection reset by peer")),
+            "(rediss://, or ssl=true)?",
+        ),
+        (
+            "redis://h:1/0",
+            redis.TimeoutError("Timeout connecting to server"),
+            "Start one with `rollq redis`",
+        ),
+        (
             "rediss://h:1/0",
             wrapped(ssl.SSLError("CERTIFICATE_VERIFY_FAILED")),
             "trusted (ssl_ca_certs=)?",
@@ -69,6 +79,11 @@ def wrapped(cause: Exception) -> redis.ConnectionError:
             "unix:///none.sock",
             wrapped(FileNotFoundError(2, "No such file")),
             "Start one with `rollq redis`",
+        ),
+        (
+            "h:1, h:2",
+            wrapped(wrapped(FileNotFoundError(2, "No such file"))),
+            "Correct the files in its options",
         ),
         (
             "rediss://h:1/0",

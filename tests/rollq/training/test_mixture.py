@@ -171,6 +171,7 @@ JOBS = tasks("a", 2)
             lambda: Mixture([Part(JOBS, -1)], 2),
             "the part of a/train: its weight at step 0 must be a number of at least",
         ),
+        (lambda: Mixture([Part(JOBS, float("nan"))], 2), "not nan"),
         (
             lambda: Part(JOBS, {0: 1.0, 5: -2.0}),
             "its weight at step 5 must be a number of at least 0, not -2.0",
@@ -186,6 +187,7 @@ JOBS = tasks("a", 2)
             lambda: Mixture([Part(JOBS)], 0),
             "groups_per_step of a mixture must be a whole number of at least 1, not 0",
         ),
+        (lambda: Mixture([Part(JOBS)], 1, 0), "steps of a mixture"),
         (lambda: Mixture([Part(JOBS)], 1, seed=-1), "seed of a mixture"),
         (
             lambda: Rest(lambda step: {}, steps=0),

@@ -299,6 +299,7 @@ def tampered(event: Event, at: int, value: Any) -> bytes:
 
 
 NAN = b"\0" + array("f", [math.nan, -1.0]).tobytes()
+INF = b"\0" + array("f", [-1.0, -math.inf]).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -318,6 +319,7 @@ NAN = b"\0" + array("f", [math.nan, -1.0]).tobytes()
         (tampered(sampled(), 3, 7), "sampled"),
         (tampered(sampled(), 3, b"\0" + ids(7).tobytes()), "1 sampled tokens and 2 logprobs"),
         (tampered(sampled(), 4, NAN), "not finite"),
+        (tampered(sampled(), 4, INF), "not finite"),
         (tampered(sampled(), 5, []), "do not tile"),
         (tampered(sampled(), 5, [["1", 0, 1], ["1", 0, 2]]), "do not tile"),
         (tampered(sampled(), 5, [["1", 0, 3]]), "do not tile"),
@@ -333,6 +335,7 @@ NAN = b"\0" + array("f", [math.nan, -1.0]).tobytes()
         (tampered(NAMED, 5, 7), "wrong prompt"),
         (tampered(REPLIED, 2, 7), "wrong replied"),
         (tampered(REPLIED, 5, "tired"), "tired"),
+        (tampered(REPLIED, 7, 1), "time"),
         (tampered(closed(), 2, "bored"), "bored"),
         (tampered(closed(), 3, None), "reward"),
         (tampered(closed(), 3, True), "reward"),

@@ -87,6 +87,8 @@ def test_a_file_without_an_address(
         ("ENGINE_URL", ","),
         ("CONCURRENCY", "0"),
         ("PROCESSES", "all"),
+        ("QUEUES", "a b"),
+        ("QUEUES", ","),
         ("USER_ENDPOINTS", "http://h/v1"),
         ("USER_ENDPOINTS", "abc=,key_file=/run/key"),
         ("USER_ENDPOINTS", "a=ftp://h/v1"),

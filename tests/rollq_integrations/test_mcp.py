@@ -263,6 +263,7 @@ def test_a_file_of_several_servers(
         ({"a": {"command": "x", "url": "http://h/mcp"}}, "has a command or a url"),
         ({"a": {"command": "${NO_SUCH_VARIABLE}"}}, "set NO_SUCH_VARIABLE in the worker's"),
         ({"a": {"command": "x", "args": "server.py"}}, "args are a list"),
+        ({"a": {"command": "x", "args": [1]}}, "values of a server are texts"),
         ({"a": {"command": "x", "env": {"PORT": 1}}}, "values of a server are texts"),
         ({"a": {"command": "x", "headers": {"A": "b"}}}, "headers with an address only"),
         ({"a": {"url": "http://h/mcp", "env": {"A": "b"}}}, "an address alone"),

@@ -66,8 +66,11 @@ def test_the_last_action_counts(text):
         (f"Action:\n{CALL}\nAPI output: 1", "Something follows"),
         (f"Action:\n[{CALL}]", "not a JSON object"),
         ('Action:\n{"arguments": {}}', 'no "name"'),
+        ('Action:\n{"name": "", "arguments": {}}', 'no "name"'),
         ('Action:\n{"name": "add"}', "\"arguments\" of the action 'add'"),
         ('Action:\n{"name": "add", "arguments": "{}"}', "\"arguments\" of the action 'add'"),
+        ('Action:\n{"name": "add", "arguments": {"a": 1, "a": 2}}', "twice"),
+        ('Action:\n{"name": "respond", "arguments": {}}', "takes one argument"),
         ('Action:\n{"name": "respond", "arguments": {"content": 1}}', "takes one argument"),
         (
             'Action:\n{"name": "respond", "arguments": {"content": "a", "to": "b"}}',

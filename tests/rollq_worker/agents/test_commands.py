@@ -40,6 +40,8 @@ class TestCommands:
             reply = ask(about["messages"])
             seen = post(episode + "/step", {"name": "add", "arguments": {"a": 1}})
             assert seen == {"text": '{"a": 1}', "done": False}, seen
+            seen = post(episode + "/step", {"name": "add", "arguments": '{"a": '})
+            assert "add are not valid JSON" in seen["text"], seen
             seen = post(episode + "/step", {"name": "respond", "arguments": {"content": reply}})
             assert seen["done"]
             print("all done")

@@ -314,8 +314,8 @@ class _Served:
         )
 
     async def _step(self, http: web.BaseRequest) -> web.StreamResponse:
-        """One action in the environment: `{"name": ..., "arguments": {...}}`. Returns `{"text":
-        ..., "done": ...}`.
+        """One action in the environment: `{"name": ..., "arguments": {...}}`, whose arguments may
+        be a call's text. Returns `{"text": ..., "done": ...}`.
         """
         with self._place(http):
             body = await self._read(http)
@@ -327,7 +327,7 @@ class _Served:
         if isinstance(step, dict):
             name = step.get("name")
             arguments = step.get("arguments", {})
-            if isinstance(name, str) and name and isinstance(arguments, dict):
+            if isinstance(name, str) and name and isinstance(arguments, dict | str):
                 return self._episode.step(name, arguments)
         raise RequestRefused('a step is {"name": "...", "arguments": {...}}')
 

@@ -14,14 +14,14 @@ class EnvironmentTool(Tool):
 
     def __init__(self, episode, name, description, parameters):
         self.episode, self.name, self.description = episode, name, description
-        required = parameters.get("required", ())
+        required = parameters.get("required") or ()
         self.inputs = {
             key: {
                 **schema,
                 "description": schema.get("description", key),
                 "nullable": key not in required,
             }
-            for key, schema in parameters.get("properties", {}).items()
+            for key, schema in (parameters.get("properties") or {}).items()
         }
         super().__init__()
 

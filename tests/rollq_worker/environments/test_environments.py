@@ -115,7 +115,8 @@ def test_the_environment_in_the_documents_is_played(package: Package) -> None:
     environment = domain.open("train", 1, {})
     for mistake in (Action("double", {}), Action("double", {"n": "1"}), Action("halve", {"n": 1})):
         assert environment.step(mistake).text.startswith("Error: ")
-    assert play(domain, "train", 1, [respond("It is 12.")])[0].reward == 0.0
+    for said, reward in (("It is 12.", 0.0), ("It is 2. \n", 1.0)):
+        assert play(domain, "train", 1, [respond(said)])[0].reward == reward
 
 
 def test_the_dataset_in_the_documents_is_played(tmp_path: Path) -> None:

@@ -34,9 +34,12 @@ def test_what_the_engine_takes_passes_and_survives_the_wire(given: dict[str, Any
 
 
 WRONG: list[tuple[str, Any]] = [
-    *(("temperature", value) for value in (-0.1, True, "hot", float("inf"), float("nan"), 10**400)),
-    *(("top_p", value) for value in (0, 1.01)),
-    *(("top_k", value) for value in (0, -2, 1.0, 2**31)),
+    *(
+        ("temperature", value)
+        for value in (-0.1, True, "hot", None, float("inf"), float("nan"), 10**400)
+    ),
+    *(("top_p", value) for value in (0, 1.01, "1", True)),
+    *(("top_k", value) for value in (0, -2, 1.0, -1.0, True, 2**31)),
     *(("min_p", value) for value in (-0.1, 1.1)),
     *(
         (name, value)
@@ -45,11 +48,11 @@ WRONG: list[tuple[str, Any]] = [
     ),
     *(("repetition_penalty", value) for value in (0, 2.1)),
     *(("min_new_tokens", value) for value in (-1, 1.0, 1025)),
-    *(("stop", value) for value in (5, "", [""], ["a"] * 33, [1])),
-    *(("stop_token_ids", value) for value in (5, ["5"], [-1], [2**31], "12")),
-    *(("stop_regex", value) for value in ("", "(", "a" * 257, ["("])),
-    *((name, value) for name in sampling.GRAMMARS for value in ("", {"type": "object"})),
-    *(("ignore_eos", value) for value in (1, "yes")),
+    *(("stop", value) for value in (5, "", [""], ["a"] * 33, [1], {"a": 1})),
+    *(("stop_token_ids", value) for value in (5, ["5"], [-1], [True], [2**31], "12")),
+    *(("stop_regex", value) for value in ("", "(", "a" * 257, ["("], 5)),
+    *((name, value) for name in sampling.GRAMMARS for value in ("", 5, {"type": "object"})),
+    *(("ignore_eos", value) for value in (1, "yes", None)),
     *(
         ("logit_bias", value)
         for value in ({17: 1.0}, {"-1": 1.0}, {"a": 1.0}, {"1": "x"}, {"1": float("nan")}, [1])

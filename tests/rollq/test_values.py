@@ -23,6 +23,7 @@ from tests.rollq.samples import job
         {"group": "{g}"},
         {"sample": 2},
         {"sample": -1},
+        {"sample": True},
         {"task": 1.0},
         {"task": -1},
         {"seed": 2**53},
@@ -34,9 +35,11 @@ from tests.rollq.samples import job
         {"weight_version": "v" * 257},
         {"template_kwargs": ["thinking"]},
         {"adapter": "math@7"},
+        {"adapter": None},
         {"template_kwargs": {"messages": []}},
         {"template_kwargs": {"bos_token": "<s>"}},
         {"template_kwargs": {1: True}},
+        {"spare": True},
         {"spare": 9_999},
         {"spare": 1, "purpose": "eval"},
         {"sample": 3, "spare": 1},
@@ -45,6 +48,7 @@ from tests.rollq.samples import job
         {"env_args": [1]},
         {"user": None},
         {"labels": ["a"]},
+        {"queue": ""},
         {"queue": "a queue"},
         {"budget": {"max_turns": 3}},
         {"purpose": "training"},
@@ -162,6 +166,7 @@ def test_the_package_names_what_it_exports() -> None:
 @pytest.mark.parametrize(
     ("statement", "unneeded"),
     [
+        ("import rollq.trajectory, rollq.batch", "redis msgpack"),
         ("from rollq import Job, Trajectory", "redis msgpack"),
         (
             "from rollq import Client",

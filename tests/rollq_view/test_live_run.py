@@ -231,7 +231,7 @@ def test_a_damaged_record_costs_its_own_row(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("size", "4294967296"), ("size", "x"), ("spare", "9" * 5000)],
+    [("size", "4294967296"), ("size", "-1"), ("size", "x"), ("spare", "9" * 5000)],
 )
 def test_a_damaged_group_costs_its_own_rows(ledger: Ledger, field: str, value: str) -> None:
     for name in "gh":

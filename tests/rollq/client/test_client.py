@@ -242,7 +242,7 @@ def test_wrong_arguments_are_named_and_change_nothing(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"groups": 0}, {"groups": 1.5}, {"timeout": NAN}, {"timeout": "x"}]
+    "wrong", [{"groups": 0}, {"groups": "x"}, {"groups": 1.5}, {"timeout": NAN}, {"timeout": "x"}]
 )
 def test_a_consumer_does_not_wait_for_what_is_no_number(
     client: Client, wrong: dict[str, Any]

@@ -126,6 +126,7 @@ def test_a_wrong_line_is_one_clear_line(fails: Fails, line: str, words: str) -> 
     "line",
     [
         ("stats", "--run", "r"),
+        ("stats",),
         ("metrics",),
         ("top",),
         ("pull", "--run", "r", "--groups", "1"),
@@ -196,6 +197,7 @@ def test_a_bug_is_one_line_unless_rollq_debug_is_set(
     [
         ("worker", "celery", "this needs celery, which is not installed: "),
         ("engine --port 0", "aiohttp", "this needs aiohttp, which is not installed: "),
+        ("demo", "celery", "this needs celery, which is not installed: "),
         ("doctor", "tokenizers", "this needs tokenizers, which is not installed: "),
         *(
             (
@@ -203,7 +205,7 @@ def test_a_bug_is_one_line_unless_rollq_debug_is_set(
                 "rollq_worker",
                 f"`rollq {command.split()[0]}` cannot be loaded (ModuleNotFoundError: ",
             )
-            for command in ("demo", "audit x.jsonl")
+            for command in ("demo", "engine --port 0", "worker", "audit x.jsonl", "doctor")
         ),
     ],
 )
@@ -342,8 +344,16 @@ def test_closed_standard_streams(redis_url: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
+        SUBMIT,
+        ("pull", "--run", "r", "--groups", "1", "--timeout", "0"),
         ("show", "r/shop.train.0/0"),
+        ("stats", "--run", "r"),
+        ("stats",),
+        ("jobs", "cancel", "r/shop.train.0/0"),
+        ("jobs", "list", "r"),
+        ("jobs", "requeue", "r"),
         ("jobs", "drop", "r"),
+        ("jobs", "drop", "r", "--whole-run", "--yes"),
     ],
     ids=" ".join,
 )

@@ -129,7 +129,9 @@ def test_the_flags_reach_the_fleet(tmp_path: Path, says: Says) -> None:
     [
         (["--engine", "http://a:1", "--run", "r"], "--run and --step go together"),
         (["--engine", "http://a:1", "--step", "1"], "--run and --step go together"),
+        (["--engine", "a"], "--engine"),
         (["--engine", "file:/no/such/file"], "/no/such/file"),
+        (["--engine", "http://a:1", "--pause", "x"], "expected retract or in_place or abort"),
         (["--engine", "http://a:1", "--api-key-file", "/no/key"], "/no/key"),
     ],
     ids=repr,

@@ -201,6 +201,7 @@ CASES = [
         half_played,
         lambda ledger: ledger.fail("r/g/0", "1#token", FailureClass.CANCELLED, "no"),
     ),
+    Case("release", half_played, lambda ledger: ledger.release("r/g/0", "1#token")),
     Case("resend", two_groups, lambda ledger: ledger.resend("r/g/0")),
     Case("reap", expired, reap),
     Case("reap", last_expiry, lambda ledger: ledger.reap(100, ["rollq"])),
@@ -250,6 +251,7 @@ CASES = [
     Case("cancel", two_groups, lambda ledger: dead_letters(ledger).cancel("r/g/0")),
     Case("cancel", half_played, lambda ledger: dead_letters(ledger).cancel("r/g/0")),
     Case("snapshot", dropped, lambda ledger: reader(ledger).stats()),
+    Case("snapshot", held, lambda ledger: reader(ledger).standing()),
     Case("pin_tokenizer", two_groups, lambda ledger: ledger.pin_tokenizer("a", "b")),
     Case("seal", two_groups, Ledger.seal),
     Case(

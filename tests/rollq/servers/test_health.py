@@ -60,6 +60,7 @@ def test_a_good_server(server: Server) -> None:
     ("says", "name", "level", "words"),
     [
         ({"redis_version": "6.0.16"}, "version", Level.FAIL, "Redis 6.0.16 is too old"),
+        ({"redis_version": "6.0.16"}, "version", Level.FAIL, "use Redis 6.2 or newer"),
         ({"redis_version": "unstable"}, "version", Level.OK, "Redis unstable"),
         ({"server_name": "valkey", "valkey_version": "8.1.0"}, "version", Level.OK, "Valkey 8.1.0"),
         (
@@ -77,6 +78,7 @@ def test_a_good_server(server: Server) -> None:
         ({"total_system_memory": 0}, "memory", Level.OK, "of an unknown limit"),
         ({"role": "slave"}, "replication", Level.FAIL, "the address of the primary"),
         ({"connected_slaves": 1}, "replication", Level.WARN, "min-replicas-to-write 1"),
+        ({"connected_slaves": 1}, "replication", Level.WARN, "and add a replica"),
         ({"connected_slaves": 2}, "replication", Level.WARN, "max-lag 5"),
         (
             {"connected_slaves": 1, "min_slaves_good_slaves": 1},

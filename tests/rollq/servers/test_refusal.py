@@ -67,6 +67,11 @@ def wrapped(cause: Exception) -> redis.ConnectionError:
         ),
         (
             "rediss://h:1/0",
+            wrapped(ssl.SSLError("alert certificate required")),
+            "(ssl_certfile=, ssl_keyfile=)?",
+        ),
+        (
+            "rediss://h:1/0",
             redis.TimeoutError("Timeout connecting to server"),
             "Does it speak TLS there",
         ),

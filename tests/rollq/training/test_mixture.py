@@ -177,6 +177,7 @@ JOBS = tasks("a", 2)
             "its weight at step 5 must be a number of at least 0, not -2.0",
         ),
         (lambda: Part(JOBS, {1: 1.0}), "needs whole steps, of which the first is 0"),
+        (lambda: Part(JOBS, {}), "needs whole steps"),
         (
             lambda: Mixture([Part(JOBS, 0), Part(JOBS, 0)], 2),
             "all parts of the mixture have weight 0 at step 0",

@@ -91,6 +91,7 @@ def test_a_journal_has_the_same_bytes_with_extras() -> None:
     ("changes", "words"),
     [
         ({"shape": (0,)}, "lengths of at least 1"),
+        ({"shape": ()}, "lengths of at least 1"),
         ({"shape": 6}, "lengths of at least 1, not 6"),
         ({"data": bytearray(24)}, "the data of an extra is bytes, not bytearray"),
         ({"shape": (5,)}, r"an extra of shape \(5,\) cannot be 24 bytes"),

@@ -112,12 +112,15 @@ def test_they_travel_with_their_event() -> None:
             {**ASKED, "layers": 0},
             "layers must be a whole number of at least 1 and at most",
         ),
+        ({**ASKED, "layers": True}, "layers must be a whole number"),
         ({**ASKED, "experts": 1}, "top_k 2 of 1 experts"),
         (
             {**ASKED, "experts": 70000},
             "experts must be a whole number of at least 1 and at most",
         ),
         ([2, 2, 200], "must be a mapping, not "),
+        (None, "must be a mapping, not None"),
+        ("", "must be a mapping, not ''"),
     ],
 )
 def test_a_job_names_the_shape_of_its_model(asked: object, message: str) -> None:

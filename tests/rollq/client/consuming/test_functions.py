@@ -43,6 +43,7 @@ def test_a_function_is_loaded_by_its_import_path(module: Path) -> None:
     ("path", "says"),
     [
         ("own_rules", "not an import path"),
+        ("own_rules:", "not an import path"),
         ("own rules:half", "not an import path"),
         ("not_there.at_all:half", "there is no module not_there: is its folder on PYTHONPATH"),
         ("own_rules:third", "own_rules has no third"),
@@ -62,6 +63,7 @@ def test_a_path_that_names_no_function_is_refused(module: Path, path: str, says:
             "import not_there\n",
             "importing own_rules failed: ModuleNotFoundError: No module named 'not_there'",
         ),
+        ("1 / 0\n", "importing own_rules failed: ZeroDivisionError"),
         ("def (\n", "importing own_rules failed: SyntaxError"),
         ("raise SystemExit(0)\n", "importing own_rules failed: SystemExit: 0"),
     ],

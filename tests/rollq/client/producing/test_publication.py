@@ -81,7 +81,7 @@ def test_another_trainer_has_published_since(
     assert next(client.batches(1)).policy_step == 2
 
 
-@pytest.mark.parametrize("step", [-1, True, 1.0, 1 << 53])
+@pytest.mark.parametrize("step", [-1, True, 1.0, "1", 1 << 53, None])
 def test_a_step_is_a_whole_number(client: Client, step: object) -> None:
     with pytest.raises(
         ContractError, match="run r: the step of a policy must be a whole number of at least 0"
@@ -89,7 +89,7 @@ def test_a_step_is_a_whole_number(client: Client, step: object) -> None:
         client.publish(step)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["", 1, "x" * 257])
+@pytest.mark.parametrize("name", ["", 1, "x" * 257, b"1"])
 def test_a_version_is_a_text(client: Client, name: object) -> None:
     with pytest.raises(
         ContractError, match="run r: a weight version is a text of 1 to 256 characters, not"
@@ -97,7 +97,9 @@ def test_a_version_is_a_text(client: Client, name: object) -> None:
         client.publish(1, name)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("numbers", [(0, 1), (8, -1), (8, 1, 0), (True, 1), (10**7, 1)])
+@pytest.mark.parametrize(
+    "numbers", [(0, 1), (8, -1), (8, 1, 0), (True, 1), (8, 1.5), (10**7, 1), ("8", 1)]
+)
 def test_admission_takes_whole_numbers(client: Client, numbers: tuple[int, int]) -> None:
     with pytest.raises(
         SettingsError, match=r"must be a whole number of at least [01] and at most 1000000"

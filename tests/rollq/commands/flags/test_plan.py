@@ -132,7 +132,13 @@ def test_rows_that_no_worker_can_play_are_refused(tmp_path: Path, fails: Fails) 
             'context={"kind": "window", "over": 9}',
             "context: context 'window': turns must be a whole number",
         ),
+        (
+            'context={"kind": "summary", "over": 9, "endpoint": "sim"}',
+            "context: summary model needs model",
+        ),
         ('user={"kind": "oracle", "x": 1}', "user: user kind 'oracle' takes no x"),
+        ('user={"kind": "openai", "model": "q"}', "user: user model needs endpoint"),
+        ('user={"kind": "foo"}', "user: "),
     ],
 )
 def test_what_no_worker_plays_is_refused(fails: Fails, setting: str, said: str) -> None:
@@ -150,6 +156,11 @@ def test_a_light_client_leaves_a_users_options_to_the_workers(
     ("flags", "said"),
     [
         (("--env", "shp"), "there is no environment 'shp' on this machine; did you mean shop?"),
+        (
+            ("--split", "tset"),
+            "shop has no split 'tset'; it has train, test, dev; did you mean test?",
+        ),
+        (("--split", "no-such"), "shop has no split 'no-such'; it has train, test, dev"),
         (("--tasks", "999999"), "shop/train has tasks 0 to 499, not 999999"),
     ],
 )
@@ -170,12 +181,15 @@ INVALID_JOBS = [
     ),
     (f"--set seed={SEED_LIMIT - 1} --set refill=1", "seed"),
     ("--env=", "env must be a name"),
+    ("--split=", "split must be a name"),
     ("--env " + "x" * 93, "group"),
     ("--env " + "x" * 92 + " --set epochs=1000", "group"),
+    ("--env " + "x" * 92 + " --tasks 0-99999", "group"),
     ("--env " + "x" * 92 + " --set refill=1000", "group"),
     ("--env=-x", "group"),
     ("--size 2 --set min_viable=3", "min_viable 3 is more than the group's size 2"),
     ("--set env_args.x=NaN", "nan"),
+    ("--set env_args.x=18446744073709551616", "64 bits"),
     ("--set env_args.x=" + "[" * 70 + "]" * 70, "nested more than 64 deep"),
 ]
 

@@ -266,6 +266,7 @@ def test_a_file_of_several_servers(
         ({"a": {"command": "x", "args": [1]}}, "values of a server are texts"),
         ({"a": {"command": "x", "env": {"PORT": 1}}}, "values of a server are texts"),
         ({"a": {"command": "x", "headers": {"A": "b"}}}, "headers with an address only"),
+        ({"a": {"url": "http://h/mcp", "args": ["x"]}}, "an address alone"),
         ({"a": {"url": "http://h/mcp", "env": {"A": "b"}}}, "an address alone"),
         ({"a": {"url": "h/mcp"}}, "begins with http"),
         ([], "is not a file of MCP servers"),

@@ -28,22 +28,30 @@ READ: list[tuple[Callable[[Any], Any], dict[str, Any]]] = [
         (0, {"messages": [{"role": "robot", "content": ""}]}, r"messages\[0\] has the role 'robot'"),  # noqa: E501
         (0, {"messages": [{"role": "x" * 999, "content": ""}]}, "has the role 'x{79};"),
         (0, {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "a part of the type 'hologram'"),  # noqa: E501
+        (0, {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]}, "a result for 'a'"),  # noqa: E501
         (0, {"messages": [{"role": "user", "content": 1}]}, "where a list belongs"),
+        (0, {"messages": [{"role": "user", "content": [1]}]}, "not a JSON object"),
         (0, {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id must be a string"),  # noqa: E501
+        (0, {"messages": [{"role": "assistant", "content": "so"}]}, "no prefill"),
         (0, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "20250124: only custom tools"),
         (0, {"tools": [{"name": "f", "input_schema": {"type": "object"}}] * 2}, "tools: "),
         (0, {"max_tokens": 0}, "max_tokens must be a whole number"),
+        (0, {"temperature": -1}, "temperature"),
         (0, {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management is"),  # noqa: E501
+        (0, {"betas": ["x"]}, "betas is"),
         (1, {"input": []}, "input must be a text"),
         (1, {"input": [{"type": "item_reference", "id": "x"}]}, "is a item_reference"),
         (1, {"input": [{"role": "robot", "content": ""}]}, "message of robot"),
         (1, {"input": [{"role": ["user"], "content": ""}]}, "is not supported here"),
         (1, {"input": [{"type": "function_call", "call_id": "a", "name": "f"}]}, "arguments must be a string"),  # noqa: E501
+        (1, {"input": [{"type": "function_call_output", "call_id": "a", "output": "x"}]}, "a result for 'a'"),  # noqa: E501
+        (1, {"input": [{"role": "assistant", "content": "so"}]}, "no prefill"),
         (1, {"tools": [{"type": "local_shell"}]}, "local_shell: only function tools"),
         (0, {"output_config": {"format": {"type": "xml"}}}, "output_config.format must be"),
         (1, {"text": {"other": "low"}}, "text.other is 'low'"),
         (1, {"text": {"format": {"type": "xml"}}}, "text.format must be"),
         (1, {"truncation": "auto"}, "truncation is 'auto': it can be 'disabled' only"),
+        (1, {"background": True}, "background is 'True'"),
         (1, {"previous_response_id": 3}, "no response 3"),
     ],
 )  # fmt: skip

@@ -124,6 +124,7 @@ def test_an_engine_that_cannot_score_at_a_temperature(
             "is not finite",
         ),
         (lambda body: decoded(body, output_token_ids_logprobs=[[]]), "not a scoring reply"),
+        (lambda body: decoded(body, output_token_ids_logprobs=[None]), "not a scoring reply"),
     ],
 )
 def test_a_broken_score_at_a_temperature(
@@ -143,9 +144,14 @@ def test_a_broken_score_at_a_temperature(
             "is not finite",
         ),
         ((200, {"meta_info": {}}), "not a scoring reply"),
+        ((200, {"meta_info": [3]}), "not a scoring reply"),
         (
             lambda body: scores({**body, "input_ids": [5, 6, 7, 9]}),
             "are not those of the 3 ids sent",
+        ),
+        (
+            lambda body: scores({**body, "logprob_start_len": 2}),
+            "the 2 logprobs are not those of the 3",
         ),
         (lambda body: scores(body, weight_version="v2"), "by weights 'v1', another by 'v2'"),
         (lambda body: scores(body, input_top_logprobs=[None]), "1 lists of likeliest tokens for 3"),
@@ -195,6 +201,7 @@ def test_what_was_decoded_is_scored_by_a_prefill_of_its_own(
 @pytest.mark.parametrize(
     "answer",
     [
+        lambda body: sampled(body, output_token_logprobs=[[None, 7, None]]),
         lambda body: sampled(body, output_token_logprobs=[[math.nan, 7, None]]),
         lambda body: sampled(body, output_token_logprobs=5),
         lambda body: sampled(body, finish_reason=None),

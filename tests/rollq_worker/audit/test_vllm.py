@@ -136,7 +136,7 @@ def test_a_broken_score(engine: ScriptedEngine, connect: Connect, answer: Any, r
         connect().score(IDS, 1)
 
 
-@pytest.mark.parametrize("info", [3, {"vllm_config": {}}])
+@pytest.mark.parametrize("info", [3, [3], {"vllm": {}}, {"vllm_config": {}}])
 def test_an_unreadable_configuration(engine: ScriptedEngine, connect: Connect, info: Any) -> None:
     engine.paths[INFO] = (200, info)
     engine.answers = [reply(logprobs={"content": [{"logprob": 0.0}]})]

@@ -277,6 +277,7 @@ def test_a_parquet_row_has_no_argument_of_another_rows(tmp_path: Path) -> None:
         ("{", r"maths\.jsonl:1 is not a line of JSON"),
         ('{"prompt": "x", "answer": "y"}\n\n[]', r"maths\.jsonl:3 .*not an object"),
         ("[" * 100_000, r"maths\.jsonl:1 is not a line of JSON"),
+        ("\ufffe", r"maths\.jsonl:1 is not a line of JSON"),
     ],
 )
 def test_a_file_that_is_no_dataset(path: Path, text: str, says: str) -> None:
@@ -314,6 +315,7 @@ def test_a_file_that_is_no_dataset(path: Path, text: str, says: str) -> None:
         ({"prompt": "", "answer": "y"}, "must be texts"),
         ({"prompt": 7, "answer": "y"}, "must be texts"),
         ({"prompt": "x", "system": 7, "answer": "y"}, "must be texts"),
+        ({"prompt": [], "answer": "y"}, "one message of the user's"),
         (
             {"prompt": [{"role": "assistant", "content": "x"}], "answer": "y"},
             "one message of the user's",

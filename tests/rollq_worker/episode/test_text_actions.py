@@ -59,8 +59,10 @@ def test_the_last_action_counts(text):
     ("text", "wrong"),
     [
         ("I shall add.", 'no line "Action:"'),
+        ("", 'no line "Action:"'),
         (CALL, 'no line "Action:"'),
         ("Action:", "not valid JSON"),
+        ("Action:\nadd(1)", "not valid JSON"),
         (f"Action:\n```json\n{CALL}\n```", "not valid JSON"),
         (f"Action:\n{CALL[:-3]}", "cut off"),
         (f"Action:\n{CALL}\nAPI output: 1", "Something follows"),
@@ -69,6 +71,7 @@ def test_the_last_action_counts(text):
         ('Action:\n{"name": "", "arguments": {}}', 'no "name"'),
         ('Action:\n{"name": "add"}', "\"arguments\" of the action 'add'"),
         ('Action:\n{"name": "add", "arguments": "{}"}', "\"arguments\" of the action 'add'"),
+        ('Action:\n{"name": "add", "arguments": {"a": NaN}}', "NaN"),
         ('Action:\n{"name": "add", "arguments": {"a": 1, "a": 2}}', "twice"),
         ('Action:\n{"name": "respond", "arguments": {}}', "takes one argument"),
         ('Action:\n{"name": "respond", "arguments": {"content": 1}}', "takes one argument"),

@@ -121,6 +121,7 @@ NO_PARTS = {
 }
 JUNK = {
     "no JSON": b"{",
+    "no envelope": b"[]",
     "too deep": b"[" * 100_000,
     "no parts": json.dumps(NO_PARTS).encode(),
 }

@@ -186,12 +186,15 @@ class TestTheFirstToken:
         ("answer", "words"),
         [
             ((404, {"detail": "Not Found"}), "answers 404"),
+            ((405, {"detail": "Method Not Allowed"}), "answers 405"),
             ((422, {"error": "missing field `inputs`"}), "answers 422"),
             (
                 (200, {"text": ["Order and more"]}),
                 "answers something else: not a reply of /generate (KeyError",
             ),
+            ((200, {"choices": [{"text": "said"}]}), "answers something else"),
             ((200, b"<html>"), "answers something else"),
+            ((200, []), "answers something else"),
         ],
     )
     def test_another_server(
@@ -231,7 +234,10 @@ class TestTheFirstToken:
         ("answer", "words"),
         [
             ((401, {"error": "Unauthorized"}), "answered 401"),
+            ((403, {"error": "Forbidden"}), "answered 403"),
+            ((400, {"error": {"message": "too long"}}), "answered 400"),
             ((500, b""), "answered 500"),
+            ((503, {"error": {"message": "full"}}), "answered 503"),
             ("reset", "Connection"),
             ("hang", "timed out"),
             (

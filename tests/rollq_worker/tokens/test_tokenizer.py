@@ -158,11 +158,13 @@ def test_a_template_that_refuses_is_the_jobs_failure(bundled: Tokenizer, folder:
             None,
             "no chat template, neither chat_template.jinja nor chat_template in",
         ),
+        ("tokenizer.json", "{}", "tokenizer.json is not a tokenizer"),
         ("tokenizer.json", "nonsense", "tokenizer.json is not a tokenizer"),
         ("tokenizer_config.json", "{", "tokenizer_config.json is not valid JSON"),
         ("tokenizer_config.json", "[]", "must hold a JSON object, not a list"),
         ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json is not valid JSON"),
         ("tokenizer_config.json", '{"eos_token": {"id": 2}}', "eos_token in tokenizer_config.json"),
+        ("tokenizer_config.json", '{"bos_token": 1}', "bos_token in tokenizer_config.json"),
         ("generation_config.json", "{", "generation_config.json is not valid JSON"),
         ("chat_template.jinja", "{% if %}", "not valid Jinja: line 1"),
         ("chat_template.jinja", b"\xff\xfe", "is not UTF-8"),
@@ -222,7 +224,7 @@ def test_a_configuration_that_names_no_ends_in_the_expected_form(folder: Path):
     assert tokenizer.eos_ids == (tokenizer.added_tokens["<|im_end|>"],)
 
 
-@pytest.mark.parametrize("where", ["nowhere", "a/b/c"])
+@pytest.mark.parametrize("where", ["./nowhere", "nowhere", "/no/such/directory", "a/b/c"])
 def test_what_is_neither_directory_nor_hub_name_is_refused(where: str):
     with pytest.raises(SettingsError, match=f"tokenizer {where}: no such directory"):
         load_tokenizer(where)

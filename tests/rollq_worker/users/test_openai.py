@@ -161,11 +161,13 @@ def test_an_answer_in_chunks(server: ScriptedEngine) -> None:
     ("bad", "words"),
     [
         ((200, b"<html>not JSON"), "not with a chat completion"),
+        ((200, b"[]"), "not with a chat completion"),
         ((200, b"[" * 100_000), "not with a chat completion"),
         ((200, b'{"choices": []}'), "not with a chat completion"),
         ((200, b'{"choices": [null]}'), "not with a chat completion"),
         ((200, b"x" * (chat_model.MAX_BYTES + 1)), "not with a chat completion"),
         (say(None), "answered nothing"),
+        (say(" \n"), "answered nothing"),
         (say([{"type": "image", "text": "hi"}]), "answered nothing"),
         (say("<think>on and on", finish_reason="length"), "cut short: max_tokens is too low"),
         (say("My card is ", finish_reason="content_filter"), "cut short by a filter"),

@@ -90,7 +90,9 @@ def test_a_task_whose_hash_is_no_text_is_not_played(
     )
 
 
-@pytest.mark.parametrize("returned", ["None", "__import__('sys').exit(3)"])
+@pytest.mark.parametrize(
+    "returned", ["None", "'1.0'", "float('nan')", "1 / 0", "__import__('sys').exit(3)"]
+)
 def test_a_datasets_reward_that_is_none_is_never_0(
     runner: JobRunner, ledger: Ledger, tmp_path: Path, returned: str
 ) -> None:

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
-from rollq.env import RESPOND, Action, Environment, Observation, User
+from rollq.env import Action, Environment, Observation, User
 from rollq.errors import AgentFailure, ContractError, EngineFailure, JobFailure
 from rollq.events import Acted, Closed, Event, Observed, Prompt, Sampled, Stop
 from rollq.job import Job, Json
@@ -146,15 +146,13 @@ class AgentEpisode:
             raise RequestRefused(wrong, param="arguments") from e
         if not isinstance(plain, dict):
             return Observation(f"Error: the arguments of {name:.80} are not a JSON object")
-        is_call = name == RESPOND and not isinstance(plain.get("content"), str)
-        if is_call and RESPOND not in self.world.tool_names:
-            # of the policy: environments would take it for a message to the user
-            no_tool = f"there is no tool named {RESPOND!r}"
-            return Observation(f"Error: {no_tool}: write to the user in plain text")
+        action = Action(name, plain)
+        if refusal := self.world.refusal_of(action):
+            return Observation(refusal)
         made: Future[Observation] = Future()
         with self._lock:
             self._check_going_on()
-            self._work.put((Action(name, plain), made))
+            self._work.put((action, made))
         return made.result()
 
     def wake(self) -> None:

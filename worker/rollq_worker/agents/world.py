@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from rollq.env import Action, Environment, Observation, Sandbox, User
+from rollq.env import RESPOND, Action, Environment, Observation, Sandbox, User
 from rollq.errors import EnvironmentFailure
 from rollq.events import Acted, Closed, Event, Message, Stop
 from rollq.job import Json
@@ -65,9 +65,15 @@ class World:
             return opening
         return Observation(opening)
 
-    @property
-    def tool_names(self) -> set[str]:
-        return {tool["function"]["name"] for tool in self.tools}
+    def refusal_of(self, action: Action) -> str:
+        """Words for a policy that calls a tool `respond` which there is not: environments would
+        take that for a message to the user. "" for any other action.
+        """
+        tools = {tool["function"]["name"] for tool in self.tools}
+        is_message = isinstance(action.arguments.get("content"), str)
+        if action.name != RESPOND or RESPOND in tools or is_message:
+            return ""
+        return f"Error: there is no tool named {RESPOND!r}: write to the user in plain text"
 
     @property
     def is_repeating(self) -> bool:

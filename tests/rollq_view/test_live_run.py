@@ -307,6 +307,7 @@ steps = st.lists(
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps)
 @example([("look", 0), ("kill", 0), ("requeue", 0), ("look", 0), ("kill", 0), ("requeue", 0)])
+@example([("kill", 0), ("look", 0), ("requeue", 0), ("kill", 0)])
 def test_read_bit_by_bit_it_is_what_a_fresh_one_reads(
     ledger: Ledger, history: list[tuple[str, int]]
 ) -> None:

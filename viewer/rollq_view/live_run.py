@@ -49,7 +49,7 @@ class LiveRun:
         self._lock = Lock()
         self._forget()
         self._version = 0
-        self._next_queued = 0
+        self._next_resting = 0
         self._facts: dict[str, Any] | None = None
         """The counts. None before the first read."""
         self._trouble = ""
@@ -121,7 +121,7 @@ class LiveRun:
         dead = frozenset(indexes.dead)
         ids = [id for name, members in self._ids.items() if name in groups for id in members]
         changed = [id for id in ids if self._may_have_changed(id, indexes, dead)]
-        changed += self._next_page([id for id in ids if id in indexes.queued])
+        changed += self._next_page([id for id in ids if id in indexes.queued or id in dead])
         for start in range(0, len(changed), PAGE):
             self._read_jobs(changed[start : start + PAGE])
 
@@ -166,15 +166,15 @@ class LiveRun:
             return row.state != DEAD
         return row.state in (QUEUED, LEASED, DEAD, UNREADABLE)
 
-    def _next_page(self, queued: list[str]) -> list[str]:
-        """Reads some of them each time: one that was played and queued again since is in the same
-        index as before.
+    def _next_page(self, resting: list[str]) -> list[str]:
+        """Reads some of them each time: one that was played since, and was queued again or has died
+        again, is in the same index as before.
         """
-        start = self._next_queued
-        if start >= len(queued):
+        start = self._next_resting
+        if start >= len(resting):
             start = 0
-        self._next_queued = start + PAGE
-        return queued[start : start + PAGE]
+        self._next_resting = start + PAGE
+        return resting[start : start + PAGE]
 
     def _read_jobs(self, ids: Sequence[str]) -> None:
         for id, rollout in self.reader.rollouts(ids, self._groups).items():

@@ -41,7 +41,7 @@ class TestCommands:
             seen = post(episode + "/step", {"name": "add", "arguments": {"a": 1}})
             assert seen == {"text": '{"a": 1}', "done": False}, seen
             seen = post(episode + "/step", {"name": "add", "arguments": '{"a": '})
-            assert "add are not valid JSON" in seen["text"], seen
+            assert "holds no JSON object" in seen["text"], seen
             seen = post(episode + "/step", {"name": "respond", "arguments": {"content": reply}})
             assert seen["done"]
             print("all done")

@@ -32,6 +32,7 @@ from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler, room
 from rollq_worker.failures import Drained, errors_become
 from rollq_worker.protocols import Engine
 from rollq_worker.text.whole_text import whole_json
+from rollq_worker.toolcalls.call_object import NotACall, call_of
 
 DENSEST_TOKEN = 16
 """Characters of a text's average token, white space aside, that no language comes near."""
@@ -133,19 +134,18 @@ class AgentEpisode:
                 self._answers.add(turn, recorded=False)
 
     def step(self, name: str, arguments: Mapping[str, Json] | str) -> Observation:
-        """Carries out one action in the environment. Text that is no JSON object is refused in
-        words. Raises RequestRefused.
-        """
+        """Carries out one action in the environment. Raises RequestRefused."""
+        if isinstance(arguments, str):
+            try:
+                arguments = call_of({"name": name, "arguments": arguments}, "").arguments
+            except NotACall as e:
+                return Observation(f"Error: {e}")
         try:
-            read = json.loads(arguments) if isinstance(arguments, str) else dict(arguments)
-            plain = whole_json(json.loads(json.dumps(read, allow_nan=False)))
+            plain = whole_json(json.loads(json.dumps(dict(arguments), allow_nan=False)))
         except (TypeError, ValueError, RecursionError) as e:
-            wrong = f"the arguments of {name:.80} are not valid JSON: {e}"
-            if isinstance(arguments, str):
-                return Observation(f"Error: {wrong}")
-            raise RequestRefused(wrong, param="arguments") from e
-        if not isinstance(plain, dict):
-            return Observation(f"Error: the arguments of {name:.80} are not a JSON object")
+            raise RequestRefused(
+                f"the arguments of {name:.80} are not JSON: {e}", param="arguments"
+            ) from e
         action = Action(name, plain)
         if refusal := self.world.refusal_of(action):
             return Observation(refusal)

@@ -1,7 +1,7 @@
 """The environment of an agent program's episode: its opening, the agent's steps in it, and its end.
 
 Steps are recorded as `Acted` events. Those of an earlier attempt are carried out again and
-compared. Only the attempt's own thread uses it. It knows nothing of requests.
+compared. Only the attempt's own thread acts in it. It knows nothing of requests.
 """
 
 import time

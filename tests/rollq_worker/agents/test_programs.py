@@ -64,11 +64,14 @@ class TestFunctions:
             twice = '{"a": 1, "a": 2}'
             for text in ('{"a": 1}', '{"a": ', "[" * 100_000, "[1]", deep, '{"a": NaN}', twice):
                 seen.append(episode.step("add", text).text)
+            seen.append(episode.step("add", {"INVALID_JSON": '{"a": '}).text)  # Anthropic's form
 
         events = play(agent, "x").events
         made = [e.action["arguments"] for e in events if isinstance(e, Acted)]
         assert made[1:2] == [{"a": 1}] and not any("a" in arguments for arguments in made[2:])
-        assert all("of 'add'" in text and "no JSON object" in text for text in seen[1:4])
+        assert all(
+            "of 'add'" in text and "no JSON object" in text for text in [*seen[1:4], seen[-1]]
+        )
         assert all(text.startswith("Error: ") for text in seen[4:])
 
     @pytest.mark.parametrize("arguments", [{}, {"content": 5}])

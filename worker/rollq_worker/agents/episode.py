@@ -27,12 +27,13 @@ from rollq_worker.agents.other_models import OtherModels
 from rollq_worker.agents.recorded import AgentJournal, Answers, replayed
 from rollq_worker.agents.traces import RendererOf, Trace, TraceTree, Turn
 from rollq_worker.agents.turn_request import RequestRefused, TurnRequest, with_options
+from rollq_worker.agents.unreadable_calls import read_arguments
 from rollq_worker.agents.world import World
 from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler, room
 from rollq_worker.failures import Drained, errors_become
 from rollq_worker.protocols import Engine
 from rollq_worker.text.whole_text import whole_json
-from rollq_worker.toolcalls.call_object import NotACall, call_of
+from rollq_worker.toolcalls.call_object import NotACall
 
 DENSEST_TOKEN = 16
 """Characters of a text's average token, white space aside, that no language comes near."""
@@ -135,13 +136,11 @@ class AgentEpisode:
 
     def step(self, name: str, arguments: Mapping[str, Json] | str) -> Observation:
         """Carries out one action in the environment. Raises RequestRefused."""
-        if isinstance(arguments, str):
-            try:
-                arguments = call_of({"name": name, "arguments": arguments}, "").arguments
-            except NotACall as e:
-                return Observation(f"Error: {e}")
         try:
-            plain = whole_json(json.loads(json.dumps(dict(arguments), allow_nan=False)))
+            read = dict(read_arguments(name, arguments))
+            plain = whole_json(json.loads(json.dumps(read, allow_nan=False)))
+        except NotACall as e:
+            return Observation(f"Error: {e}")
         except (TypeError, ValueError, RecursionError) as e:
             raise RequestRefused(
                 f"the arguments of {name:.80} are not JSON: {e}", param="arguments"

@@ -8,11 +8,12 @@ on fine-grained streaming has one with the text under INVALID_JSON. That is what
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rollq.env import Action
 from rollq.job import Json
 from rollq_worker.protocols import ReadTurn
+from rollq_worker.toolcalls.call_object import call_of
 
 TEXT = "INVALID_JSON"
 """The only argument of an unreadable call: its text."""
@@ -38,3 +39,14 @@ def arguments_of(call: Json) -> str:
         return text
     arguments = json.loads(text)
     return str(arguments[TEXT]) if list(arguments) == [TEXT] else text
+
+
+def read_arguments(name: str, arguments: Mapping[str, Json] | str) -> Mapping[str, Json]:
+    """The arguments with which a program calls a tool. They may be a call's text, in the form of
+    either dialect. Raises NotACall, in words for the policy.
+    """
+    if not isinstance(arguments, str) and list(arguments) == [TEXT]:
+        arguments = str(arguments[TEXT])
+    if isinstance(arguments, str):
+        return call_of({"name": name, "arguments": arguments}, "").arguments
+    return arguments

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -138,15 +138,9 @@ def free_port() -> int:
             return port
 
 
-def started_redis(
-    command: Sequence[str], port: int, env: Mapping[str, str] | None = None
-) -> "subprocess.Popen[bytes]":
-    """Runs that Redis server, with these variables as well. Returns it once it answers, and fails
-    when it does not.
-    """
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, env={**os.environ, **(env or {})}
-    )
+def started_redis(command: Sequence[str], port: int) -> "subprocess.Popen[bytes]":
+    """Runs that Redis server. Returns it once it answers, and fails when it does not."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     until = time.monotonic() + 60
     with redis.Redis(port=port, retry=Retry(NoBackoff(), 0)) as client:
         while process.poll() is None and time.monotonic() < until:

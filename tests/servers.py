@@ -2,9 +2,8 @@
 Sentinels.
 """
 
-import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,9 @@ class Server:
         settings: Sequence[str] = (),
         *,
         port: int = 0,
-        env: Mapping[str, str] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.port, self.env = folder, port or free_port(), env
+        self.folder, self.port = folder, port or free_port()
         base = [
             "--bind",
             HOST,
@@ -51,7 +49,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        self.process = started_redis(self.command, self.port, self.env)
+        self.process = started_redis(self.command, self.port)
         self.client: Any = redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0))
 
     @property
@@ -66,38 +64,6 @@ class Server:
         self.client.close()
         self.process.kill()
         self.process.wait(60)
-
-
-class PowerCut(Server):
-    """A server whose power can be cut: what it has not flushed to its disk is gone then."""
-
-    def __init__(self, folder: Path, settings: Sequence[str] = ()) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.log, library = folder / "flushed", folder / "power_cut.so"
-        self.log.touch()
-        source = str(Path(__file__).with_name("power_cut.c"))
-        subprocess.run(
-            ["cc", "-shared", "-fPIC", "-o", str(library), source, "-ldl"], check=True, timeout=60
-        )
-        super().__init__(
-            folder, settings, env={"LD_PRELOAD": str(library), "POWER_CUT_LOG": str(self.log)}
-        )
-
-    def cut(self) -> int:
-        """Ends the server and cuts its append-only files to what was flushed. Returns how many
-        bytes that took.
-        """
-        self.kill()
-        flushed: dict[str, int] = {}
-        for line in self.log.read_text().splitlines():
-            size, _, path = line.partition(" ")
-            flushed[path] = int(size)
-        lost = 0
-        for path in self.folder.rglob("*.aof"):
-            size, safe = path.stat().st_size, flushed.get(str(path), 0)
-            lost += max(0, size - safe)
-            os.truncate(path, min(size, safe))
-        return lost
 
 
 class Replicated:

@@ -25,7 +25,7 @@ learn-controls: $(VENV)/.learn
 
 # What needs more than the test tools: torch and trainers, Chromium, a container engine, a real SGLang server.
 OTHERS := sglang or vllm or routers or trainers or browser or containers or agents
-PYTEST := $(BIN)/python -m pytest -q -n 4 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -q -n 6 --dist worksteal
 
 test: $(VENV)/.test  ## what needs no process of its own, and one end-to-end test for each promise
 	$(PYTEST) -m "not slow and not packages and not ($(OTHERS))" $(ARGS)

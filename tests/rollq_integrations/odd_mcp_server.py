@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from typing import Any
 
 
@@ -28,6 +29,10 @@ def result_of(kind: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
         return {"result": {"protocolVersion": params["protocolVersion"], **about}}
     if method == "tools/list":
         return {"result": page_of(kind, params.get("cursor"))}
+    if method == "tools/call" and kind == "log":
+        print('received: {"jsonrpc": "2.0", "id": 1}', flush=True)
+        print(json.dumps({"level": "info", "sent": '"jsonrpc"'}), flush=True)
+        time.sleep(0.3)
     if method == "tools/call":
         text = "half a pair \ud83d" if params.get("arguments") else "a text"
         return {"result": {"content": [{"type": "text", "text": text}]}}

@@ -222,6 +222,12 @@ def test_a_result_that_is_no_text_is_an_observation() -> None:
     opened.close()
 
 
+def test_a_printed_line_that_quotes_a_message_is_passed_over() -> None:
+    opened = odd("log")
+    assert opened.call(Action("first", {})) == "a text"
+    opened.close()
+
+
 def test_headers_go_with_each_request_to_an_address(url: str) -> None:
     """The server refuses a foreign Host, which shows that it has read it."""
     opened = mcp_server(url, headers={"X-Mine": "1"})()

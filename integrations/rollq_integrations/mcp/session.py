@@ -11,6 +11,7 @@ those that the server had when the episode began. It does not know tasks or rewa
 import asyncio
 import json
 import os
+import re
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -40,6 +41,8 @@ open.
 """
 WRONG_CALL = (-32602, -32601)
 """JSON-RPC codes of a call that the policy got wrong: invalid parameters, no such method."""
+UNREADABLE = re.compile(r"""Invalid JSON: .*input_value=b?'\{.*"jsonrpc\"""", re.DOTALL)
+"""The SDK's error of a message that is no JSON; it quotes the beginning and the end."""
 
 
 def mcp_server(
@@ -193,7 +196,7 @@ class Session:
         """Notes a message that the SDK cannot read, such as one with half a surrogate pair. A line
         that is not a message at all is passed over: servers print such.
         """
-        if isinstance(message, ValueError) and '"jsonrpc"' in str(message):
+        if isinstance(message, ValueError) and UNREADABLE.search(str(message)):
             self._unreadable.set()
 
     async def _answer(self, called: Any, answer: "Future[str]") -> None:

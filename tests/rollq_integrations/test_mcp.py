@@ -222,10 +222,13 @@ def test_a_result_that_is_no_text_is_an_observation() -> None:
     opened.close()
 
 
-def test_a_printed_line_that_quotes_a_message_is_passed_over() -> None:
+def test_a_printed_line_that_quotes_a_message_is_passed_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     opened = odd("log")
     assert opened.call(Action("first", {})) == "a text"
     opened.close()
+    assert not caplog.records  # the line may hold a secret
 
 
 def test_headers_go_with_each_request_to_an_address(url: str) -> None:

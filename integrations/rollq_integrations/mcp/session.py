@@ -10,6 +10,7 @@ those that the server had when the episode began. It does not know tasks or rewa
 
 import asyncio
 import json
+import logging
 import os
 import re
 import tempfile
@@ -279,6 +280,8 @@ def _sdk() -> Any:
         raise JobFailure(
             f"tools of an MCP server need the package mcp: {install_line('mcp')}"
         ) from e
+    # Its tracebacks quote what servers print, which may be a secret. Failures tell the rest.
+    logging.getLogger("mcp.client.stdio").addFilter(lambda record: not record.exc_info)
     return mcp
 
 

@@ -234,6 +234,25 @@ def test_the_nulls_that_parquet_puts_into_a_row_are_not_of_the_job(loop: Make) -
     assert (job.budget.max_turns, job.env_args) == (5, {"a": [{"b": 1}]})
 
 
+def test_a_key_without_a_value_is_left_out(loop: Make) -> None:
+    job = {"env": "shop", "budget": None, "sampling": None}
+    made = loop(job=job)._as_job(SAMPLING, row(), "g")
+    assert (made.budget.max_tokens, made.sampling["temperature"]) == (1536, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("job", "says"),
+    [
+        ("shop", "job of verl's agent loop must be a mapping, not 'shop'"),
+        ({"env": "shop", "budget": 20}, "budget of verl's agent loop must be a mapping, not 20"),
+        ({"env": "shop", "sampling": ["min_p"]}, "sampling of verl's agent loop must be a mapping"),
+    ],
+)
+def test_a_job_that_is_none(loop: Make, job: Any, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        loop(job=job)._as_job(SAMPLING, row(), "g")
+
+
 def test_sampling_parameters_that_verl_computes_with_are_verls(loop: Make, ledger: Ledger) -> None:
     asyncio.run(
         played(ledger, partial(loop, job={"env": "shop", "sampling": {"min_p": 0.1}}), row())

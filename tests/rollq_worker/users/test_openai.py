@@ -153,6 +153,14 @@ def test_thoughts_are_not_spoken(server: ScriptedEngine, content: object, heard:
     assert make_user(server, say(content)).open() == heard
 
 
+def test_a_model_that_repeats_a_tag_takes_no_time(server: ScriptedEngine) -> None:
+    repeated = "</think:" * 30_000
+    user = make_user(server, say(repeated))
+    began = time.process_time()
+    assert user.open() == repeated
+    assert time.process_time() - began < 5  # 90 s where each tag is read to the end of the text
+
+
 def test_an_answer_in_chunks(server: ScriptedEngine) -> None:
     assert make_user(server, CHUNKED).open() == "In chunks."
 

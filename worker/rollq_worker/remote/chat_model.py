@@ -61,7 +61,7 @@ _OF_THE_VALUE = re.compile(
 """
 _TAGS = (
     "think|thinking|thought|reasoning"
-    r"|seed:think|mm:think|think:[^\s>]+|longcat_think|ifm\|think(?:_fast(?:er)?)?"
+    r"|seed:think|mm:think|think:[^\s<>]+|longcat_think|ifm\|think(?:_fast(?:er)?)?"
 )
 _THOUGHT = re.compile(
     rf"<({_TAGS})>.*?(?:</\1>|\Z)"

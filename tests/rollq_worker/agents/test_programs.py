@@ -13,7 +13,7 @@ from rollq.errors import (
     EnvironmentFailure,
     ForOtherWorkers,
     JobFailure,
-    RolloutFailure,
+    RollqError,
     WorkerFailure,
 )
 from rollq.events import Acted
@@ -129,8 +129,10 @@ class TestFunctions:
         with pytest.raises(AgentFailure, match="returned a int, not a string or None"):
             play(lambda episode: ask(episode, episode.messages) and 5, "hi")
 
-    @pytest.mark.parametrize("failure", [EnvironmentFailure, WorkerFailure])
-    def test_a_failure_of_its_sandbox_stays_one(self, failure: type[RolloutFailure]) -> None:
+    @pytest.mark.parametrize(
+        "failure", [EnvironmentFailure, WorkerFailure, JobFailure, ForOtherWorkers]
+    )
+    def test_a_failure_of_its_sandbox_stays_one(self, failure: type[RollqError]) -> None:
         def agent(episode: Episode) -> None:
             ask(episode, episode.messages)
             raise failure("the container has gone")

@@ -23,7 +23,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollq.env import AgentFunction, Episode
-from rollq.errors import AgentFailure, EnvironmentFailure, JobFailure, WorkerFailure
+from rollq.errors import (
+    AgentFailure,
+    EnvironmentFailure,
+    ForOtherWorkers,
+    JobFailure,
+    WorkerFailure,
+)
 from rollq.job import Json
 from rollq_worker.agents.programs.folders import AgentFolder
 from rollq_worker.agents.programs.guard import Guard
@@ -57,6 +63,10 @@ KILLING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.
 """Signals that come from another program. A shell that runs the agent exits with 128 and the
 signal.
 """
+
+
+SANDBOX_FAILURES = (EnvironmentFailure, ForOtherWorkers, JobFailure, WorkerFailure)
+"""Errors that an agent function meets in its sandbox, and that are not its own."""
 
 
 class AgentKilled(AgentFailure):
@@ -137,8 +147,8 @@ class AgentThread:
         return self._over.is_set()
 
     def result(self) -> str | None:
-        if isinstance(self._error, EnvironmentFailure | WorkerFailure):
-            raise self._error  # of its sandbox
+        if isinstance(self._error, SANDBOX_FAILURES):
+            raise self._error
         if self._error is not None:
             kind = type(self._error).__name__
             raise AgentFailure(

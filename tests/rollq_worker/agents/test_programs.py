@@ -140,6 +140,12 @@ class TestFunctions:
         with pytest.raises(failure, match="the container has gone"):
             play(agent, "hi")
 
+    @pytest.mark.parametrize("prompt", [None, b"policy"])
+    def test_an_environment_whose_system_prompt_is_no_text(self, prompt: Any) -> None:
+        environment = FakeEnvironment(system_prompt=prompt)
+        with pytest.raises(EnvironmentFailure, match="the system prompt is a "):
+            play(lambda episode: "done", "hi", environment=environment)
+
     @pytest.mark.parametrize("args", [{}, {"gruss": "x"}, {"greeting": "x", "more": 1}])
     def test_wrong_arguments(self, written: Callable[..., str], args: dict[str, Any]) -> None:
         name = written("def play(episode, greeting): pass", name="solver.py", function="play")

@@ -13,7 +13,7 @@ from rollq.errors import EnvironmentFailure
 from rollq.events import Acted, Closed, Event, Message, Stop
 from rollq.job import Json
 from rollq_worker.agents.recorded import HINT
-from rollq_worker.episode.environment_checks import check_observation, close
+from rollq_worker.episode.environment_checks import check_observation, check_text, close
 from rollq_worker.episode.messages import for_environment, recorded_action, schemas_of
 from rollq_worker.episode.resume import Recording
 from rollq_worker.failures import Diverged, errors_become
@@ -55,6 +55,7 @@ class World:
         first = self._carry_out(OPENING, self._reset, "environment.reset")
         with errors_become(EnvironmentFailure, "environment.system_prompt"):
             system_prompt = self._environment.system_prompt
+            check_text("system prompt", system_prompt)
         if system_prompt:
             self.opening.append({"role": "system", "content": system_prompt})
         self.opening.append({"role": "user", "content": first.text})

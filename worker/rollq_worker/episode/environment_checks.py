@@ -18,10 +18,15 @@ def check_observation(observation: Observation) -> None:
     """Raises TypeError for a value that an environment may not return from `step`. Images are
     checked where they are shown.
     """
-    if not isinstance(observation.text, str):
-        raise TypeError(f"the observation is a {type(observation.text).__name__}, not a string")
+    check_text("observation", observation.text)
     if observation.reward is not None:
         _check_reward(observation.reward)
+
+
+def check_text(what: str, text: object) -> None:
+    """Raises TypeError for another value than a string."""
+    if not isinstance(text, str):
+        raise TypeError(f"the {what} is a {type(text).__name__}, not a string")
 
 
 def close(environment: Environment, stop: Stop, *, unfinished: str) -> Closed:

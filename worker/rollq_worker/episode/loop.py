@@ -19,7 +19,7 @@ from rollq.events import Closed, Event, Message, Observed, Prompt, Sampled, Stop
 from rollq.images import content_with
 from rollq.job import Job, Json
 from rollq.trajectory import Header, Trajectory
-from rollq_worker.episode.environment_checks import check_observation, close, with_end
+from rollq_worker.episode.environment_checks import check_observation, check_text, close, with_end
 from rollq_worker.episode.images import EpisodeImages
 from rollq_worker.episode.messages import (
     ActionResult,
@@ -133,9 +133,8 @@ class _Episode:
                     f"it returned {first!r:.100} where the user said {user_messages!r:.100}"
                 )
             system_prompt = self.environment.system_prompt
-            for what, text in (("message", first), ("system prompt", system_prompt)):
-                if not isinstance(text, str):
-                    raise TypeError(f"the {what} is a {type(text).__name__}, not a string")
+            check_text("message", first)
+            check_text("system prompt", system_prompt)
             shown = self.images.add(opening.images)
         messages: list[Message] = []
         full_prompt = self.agent.system_prompt(system_prompt, schemas)

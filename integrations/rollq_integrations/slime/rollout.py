@@ -84,7 +84,7 @@ class SlimeSettings:
                 )
         settings = {}
         for name, value in vars(args).items():
-            if name.startswith(PREFIX):
+            if name.startswith(PREFIX) and value is not None:  # as a key without a value in YAML
                 settings[name.removeprefix(PREFIX)] = value
         names = [field.name for field in fields(cls)]
         unknown = sorted({*settings} - {*names})

@@ -13,6 +13,7 @@ from rollq.errors import ContractError, FunctionError, LedgerError, MissingGroup
 from rollq.ledger.evaluations import EvaluationStore
 from rollq.ledger.ledger import Ledger
 from rollq_integrations.slime import generate_rollout
+from rollq_integrations.slime.rollout import SlimeSettings
 from tests.rollq.groups import drop_group, finish_groups, play_groups
 from tests.rollq.samples import group, play, reader
 from tests.rollq.weights.fake_engines import FakeEngine
@@ -81,6 +82,11 @@ def test_a_restart_from_a_checkpoint_trains_on_the_same_samples(
     second.save(3)
     stats = second.client.stats()
     assert (stats["groups_acked"], stats["groups_held"]) == (8, 0)
+
+
+def test_a_key_without_a_value_is_the_default(source: Make) -> None:
+    made = source(rollq_consumer=None, rollq_traces=None, rollq_eval_job=None)
+    assert made.settings == SlimeSettings(run="r", redis_url=made.settings.redis_url)
 
 
 def test_a_restart_before_the_first_checkpoint_begins_with_the_first_rollout(
@@ -242,8 +248,8 @@ def test_the_end_of_a_sealed_run_is_told(
         ),
         ({"rollq_run": ""}, "put `rollq_run: NAME` into the file of slime's --custom-config-path"),
         (
-            {"rollq_eval_job": None},
-            "rollq_eval_job must be a mapping of fields of rollq.Job, .* not None",
+            {"rollq_eval_job": "shop"},
+            "rollq_eval_job must be a mapping of fields of rollq.Job, .* not 'shop'",
         ),
         (
             {"rollq_eval_job": {"sampling": None}},

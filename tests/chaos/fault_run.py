@@ -87,7 +87,15 @@ class FaultRun(Processes):
         return self.client.stats()
 
     def start_consumer(self, groups: int = 100_000) -> Child:
-        """Start `rollq pull` for that many groups, and again whenever it has them."""
+        """Start `rollq pull` for that many groups, and again whenever it has them. One before it
+        may have been killed, but not have failed.
+        """
+        if self.consumer is not None:
+            code = self.consumer.exit_code
+            at_the_end = "the run is sealed and has no more" in self.consumer.log.read_text()
+            self.check(
+                at_the_end or code in (None, 0, -signal.SIGKILL), f"rollq pull ended with {code}"
+            )
         self._groups = groups
         line = [
             "pull",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rollq.job import QUEUE
 from rollq.processes.child import Child
-from tests.chaos.fault_run import FaultRun
+from tests.chaos.fault_run import FaultRun, Leases
 from tests.chaos.junk_messages import JUNK, send_junk_messages
 from tests.chaos.rows import row
 from tests.ledger_of import ledger_of
@@ -81,11 +81,16 @@ def journal(run: FaultRun) -> None:
     """Damaged journals: jobs whose worker is killed start again; finished jobs are dead."""
     victim, _ = run.start_processes(latency=0.4, workers=(8, 4))
     run.submit(8, 3, "--set", "min_viable=1")
-    run.wait_for_leases(victim, 4)
-    run.wait_for_progress()
     redis, keys = ledger_of(run.client).redis, ledger_of(run.client).keys
+
+    def with_journals(held: Leases) -> list[str]:
+        return [job for job, _ in held if redis.llen(keys.journal(job))]
+
+    run.wait(
+        lambda: len(with_journals(run.leases_of(victim))) >= 3, "the journals of three jobs", 40
+    )
     held = run.freeze_with_leases(victim)
-    damaged = [job for job, _ in held if redis.llen(keys.journal(job))][:3]
+    damaged = with_journals(held)[:3]
     for job in damaged:
         redis.lset(keys.journal(job), run.rng.choice((0, -1)), run.rng.randbytes(40))
     run.send_signal(victim)

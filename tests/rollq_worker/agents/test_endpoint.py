@@ -154,6 +154,7 @@ class TestBounds:
                 "2 requests of 16777216 bytes are under way",
             ),
             (3, 3, 9, "3 requests of 27 bytes are under way"),
+            (64, 64, 9, "64 requests of 576 bytes are under way"),
         ],
     )
     def test_more_under_way_than_an_episode_may_have(
@@ -231,6 +232,18 @@ class TestHostile:
                 with strangers(episode, CONNECTIONS + 20) as held:
                     until(lambda: not _is_open(held[0]), 10)
             mine.close()
+
+        endures(attack)
+
+    def test_connections_that_are_kept_make_room_for_others(self) -> None:
+        """Frameworks make a client for each request, and close none."""
+
+        def attack(episode: Episode) -> None:
+            with ExitStack() as kept:
+                for _ in range(CONNECTIONS + 20):
+                    session = kept.enter_context(requests.Session())
+                    session.headers["Authorization"] = f"Bearer {episode.api_key}"
+                    session.get(f"{episode.base_url}/models").raise_for_status()
 
         endures(attack)
 

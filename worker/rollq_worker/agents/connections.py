@@ -1,21 +1,25 @@
 """The connections that an endpoint holds: so many at a time, and a stranger's for a few seconds.
 
 A stranger is a connection that has not shown the episode's key. Where there are too many
-connections, the oldest stranger's is closed. One is accepted at a time, and only once its first
-words are there, so programs without the key do not keep those that have it away. It knows no
-requests.
+connections, the oldest stranger's is closed, or for one that would be the only stranger the one
+that has waited longest for a request. One is accepted at a time, and only once its first words are
+there, so programs without the key do not keep those that have it away. It does not read requests.
 """
 
 import asyncio
 import logging
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
-CONNECTIONS = 64
-"""Number of connections to an episode's endpoint."""
+CONNECTIONS = 128
+"""Number of connections to an episode's endpoint: more than requests, so that a request too many
+gets an answer.
+"""
 STRANGER_S = 5.0
 """Seconds in which a connection must show the key."""
 RETRY_S = 0.02
@@ -40,6 +44,10 @@ class Connections(web.Server):
             web.RequestHandler, tuple[asyncio.Transport, asyncio.TimerHandle]
         ] = {}
         """The oldest first."""
+        self._idle: dict[web.RequestHandler, None] = {}
+        """Those with the key and without a request. The one that has waited longest is the
+        first.
+        """
 
     async def accept(self, listening: socket.socket) -> None:
         """Serves the connections of a socket until it is cancelled."""
@@ -59,9 +67,7 @@ class Connections(web.Server):
         self._open.add(handler)
         self._strangers[handler] = transport, loop.call_later(STRANGER_S, transport.abort)
         if len(self._open) > CONNECTIONS:
-            oldest = next(iter(self._strangers))
-            loop.call_soon(self._strangers[oldest][0].abort)  # soon: the newest has not begun yet
-            self._lost(oldest)
+            self._close_one(handler)
 
     def connection_lost(
         self, handler: web.RequestHandler, exc: BaseException | None = None
@@ -69,12 +75,33 @@ class Connections(web.Server):
         super().connection_lost(handler, exc)
         self._lost(handler)
 
-    def has_shown_the_key(self, handler: web.RequestHandler) -> None:
-        """Trusts the connection."""
+    @contextmanager
+    def request_with_key(self, handler: web.RequestHandler) -> Iterator[None]:
+        """A block for a request that has shown the key. From now on, the connection is trusted."""
+        self._forget(handler)
+        try:
+            yield
+        finally:
+            if handler in self._open:
+                self._idle[handler] = None
+
+    def _close_one(self, newest: web.RequestHandler) -> None:
+        """Closes a connection, so that there are no more than CONNECTIONS."""
+        closed = next(iter(self._strangers))
+        if closed is newest and self._idle:
+            closed = next(iter(self._idle))
+            closed.close()
+        else:
+            transport, _ = self._strangers[closed]
+            asyncio.get_running_loop().call_soon(transport.abort)  # the newest has not begun yet
+        self._lost(closed)
+
+    def _forget(self, handler: web.RequestHandler) -> None:
+        self._idle.pop(handler, None)
         stranger = self._strangers.pop(handler, None)
         if stranger:
             stranger[1].cancel()
 
     def _lost(self, handler: web.RequestHandler) -> None:
         self._open.discard(handler)
-        self.has_shown_the_key(handler)
+        self._forget(handler)

@@ -175,16 +175,8 @@ class _Served:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             self._authorise(request)
-            self._web.has_shown_the_key(request.protocol)
-            path = MODELS if request.path.startswith(MODELS) else request.path
-            route = self._routes.get((request.method, path))
-            if route is None:
-                paths = ", ".join(f"{method} {path}" for method, path in self._routes)
-                raise RequestRefused(
-                    f"{request.method} {request.path} is not served here; there is {paths}",
-                    status=404,
-                )
-            return await route(request)
+            with self._web.request_with_key(request.protocol):
+                return await self._route(request)(request)
         except RequestRefused as e:
             # its frames hold the request, and it, until somebody collects garbage
             e.__traceback__ = None
@@ -192,6 +184,19 @@ class _Served:
         except web.HTTPRequestEntityTooLarge:
             refused = RequestRefused("the request is too large", status=413)
         return web.json_response(_form_of(request).error(refused), status=refused.status)
+
+    def _route(
+        self, request: web.BaseRequest
+    ) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
+        path = MODELS if request.path.startswith(MODELS) else request.path
+        route = self._routes.get((request.method, path))
+        if route is None:
+            paths = ", ".join(f"{method} {path}" for method, path in self._routes)
+            raise RequestRefused(
+                f"{request.method} {request.path} is not served here; there is {paths}",
+                status=404,
+            )
+        return route
 
     def _authorise(self, request: web.BaseRequest) -> None:
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")

@@ -219,6 +219,16 @@ class TestHostile:
         endures(attack)
         assert not caplog.records
 
+    def test_bodies_that_cannot_be_read(self, caplog: pytest.LogCaptureFixture) -> None:
+        def attack(episode: Episode) -> None:
+            with sent(episode, {}, {"Content-Length": 2, "Content-Encoding": "gzip"}) as one:
+                assert b" 400 " in one.recv(1000)
+            with sent(episode, {}, {"Content-Length": 100}):
+                time.sleep(0.2)  # and then it hangs up
+
+        endures(attack)
+        assert not caplog.records
+
     def test_a_connection_with_the_key_stays(self) -> None:
         def attack(episode: Episode) -> None:
             mine = HTTPConnection(episode.base_url.split("/")[2])

@@ -26,9 +26,8 @@ RETRY_S = 0.02
 """Seconds before another connection is accepted where one could not be."""
 
 log = logging.getLogger(__name__)
-log.addFilter(
-    lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-)
+NOT_LOGGED = (HttpProcessingError, web.RequestPayloadError)
+log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], NOT_LOGGED)))
 """A stream for the server's own log. Requests that are no HTTP are answered and not logged: anybody
 can send them.
 """

@@ -232,7 +232,10 @@ class _Served:
             del self._bodies[id(http)]
 
     async def _read(self, http: web.BaseRequest) -> bytes:
-        body = await http.read()
+        try:
+            body = await http.read()
+        except (ConnectionError, web.RequestPayloadError) as e:
+            raise RequestRefused(f"the body cannot be read: {e}") from e
         self._bodies[id(http)] = len(body)
         return body
 

@@ -175,7 +175,7 @@ def _step(
         smallest = {"reward": smallest}
     return Step(
         name=name,
-        instruction=instruction_of(path, (folder / "instruction.md").read_text())
+        instruction=instruction_of(path, (folder / "instruction.md").read_text("utf-8-sig"))
         + _mcp_servers(path, table(settings, "environment").get("mcp_servers") or ()),
         user=matching(USER, "user", agent.get("user", "")),
         agent_s=seconds(agent, "timeout_sec", 600),

@@ -293,7 +293,7 @@ def test_a_steps_own_image_for_tests_is_not_played(tmp_path: Path, file: str) ->
 
 
 def test_lines_that_mark_an_instruction_are_left_out(tmp_path: Path) -> None:
-    marks = "<!-- harbor-canary GUID 1 -->\n# Canary of the tests\n\n"
+    marks = "\ufeff<!-- harbor-canary GUID 1 -->\n# Canary of the tests\n\n"
     assert read(harbor(tmp_path / "one", **{"instruction.md": f"{marks}# Do it\n"})).steps[
         0
     ].instruction == ("# Do it\n")

@@ -5,6 +5,7 @@ read.
 import base64
 import gzip
 import io
+import os
 import shlex
 import tarfile
 from collections.abc import Iterator, Mapping
@@ -30,7 +31,7 @@ def load(folder: str | None) -> "HarborTasks":
     """The environment of a folder of tasks. Raises JobFailure when there is none."""
     if not folder:
         raise JobFailure("which tasks? --env harbor:DIR names a folder")
-    return HarborTasks(Path(folder))
+    return HarborTasks(Path(os.path.abspath(folder)))  # `.` is no name of a task
 
 
 class _ReadTask(NamedTuple):

@@ -368,6 +368,13 @@ def test_folders_that_lack_something(tmp_path: Path) -> None:
         load(None)
 
 
+def test_a_task_where_you_are_has_the_name_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(harbor(tmp_path / "one") / "tests")
+    assert load("..").task("train", 0).id == "one"
+
+
 def test_a_folder_is_named_by_what_is_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,8 @@ REWARD_JSON = f"{LOGS}/reward.json"
 """Files in which tests write the reward: a number, or a JSON object of numbers of which `reward`
 counts.
 """
+LARGEST_FILE = 1 << 16
+"""Number of bytes of a reward file; all of its numbers stay with the episode."""
 LARGEST_REWARD = 1 << 53
 """Every number that tests write is smaller."""
 NO_GRADE = 125
@@ -254,7 +256,10 @@ class HarborEpisode:
         """The rewards that the tests wrote. Raises EnvironmentFailure for an unreadable file."""
         for path, read in ((REWARD_JSON, _json_rewards), (REWARD_TEXT, _text_reward)):
             try:
-                return read(sandbox.download(path).decode())
+                content = sandbox.download(path)
+                if len(content) > LARGEST_FILE:
+                    raise ValueError(f"it has more than {LARGEST_FILE} bytes")
+                return read(content.decode())
             except FileNotFoundError:
                 continue
             except (ValueError, RecursionError) as e:

@@ -1,5 +1,6 @@
 """Episodes of task folders: steps, containers and grades, without a container."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,11 @@ def test_grades(
             "finite numbers",
         ),
         ({"reward.json": "{"}, CommandResult("", 0), "wrote /logs/verifier/reward.json"),
+        (
+            {"reward.json": json.dumps({"reward": 1, **dict.fromkeys(map(str, range(9999)), 1)})},
+            CommandResult("", 0),
+            "wrote /logs/verifier/reward.json: it has more than 65536 bytes",
+        ),
         ({"reward.json": "[" * 100_000}, CommandResult("", 0), "wrote /logs/verifier/reward.json"),
     ],
 )

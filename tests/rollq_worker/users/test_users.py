@@ -1,16 +1,21 @@
 """Users as a job names them."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from rollq.env import User
-from rollq.errors import JobFailure
+from rollq.env import Task, User
+from rollq.errors import EnvironmentFailure, JobFailure
 from rollq.settings import Endpoint
-from rollq_worker.users import ScriptedUser, user_factory
+from rollq_worker.users import user_factory
 from tests.rollq_worker.users.tasks import TASK
 
 
-def make(spec: dict[str, object], endpoints: dict[str, Endpoint] | None = None) -> User:
-    return user_factory(spec, TASK, seed=7, endpoints=endpoints or {})
+def make(
+    spec: dict[str, object], endpoints: dict[str, Endpoint] | None = None, task: Task = TASK
+) -> User:
+    return user_factory(spec, task, seed=7, endpoints=endpoints or {})
 
 
 def test_a_scripted_user_reads_its_lines_and_repeats_the_last() -> None:
@@ -23,9 +28,19 @@ def test_a_scripted_user_reads_its_lines_and_repeats_the_last() -> None:
     ]
 
 
-def test_a_script_needs_a_line() -> None:
-    with pytest.raises(ValueError, match="at least one reply"):
-        ScriptedUser("Hi", [])
+@pytest.mark.parametrize(
+    ("spec", "missing"),
+    [
+        ({"kind": "scripted"}, {"replies": ()}),
+        ({"kind": "oracle"}, {"instruction": None}),
+        ({"kind": "openai", "endpoint": "e", "model": "m"}, {"instruction": None}),
+    ],
+)
+def test_a_task_without_words_is_the_environments_failure(
+    spec: dict[str, object], missing: dict[str, Any]
+) -> None:
+    with pytest.raises(EnvironmentFailure, match=f"the user of task {TASK.id!r}: "):
+        make(spec, {"e": Endpoint("u")}, replace(TASK, **missing))
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from rollq.env import Task, User
-from rollq.errors import JobFailure
+from rollq.errors import EnvironmentFailure, JobFailure
 from rollq.job import Json
 from rollq.settings import Endpoint
+from rollq_worker.failures import errors_become
 from rollq_worker.users.oracle import OracleUser
 from rollq_worker.users.scripted import ScriptedUser
 
@@ -28,17 +29,21 @@ def user_factory(
     away: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> User:
     """A fresh simulator for one episode of `task`. `check` and `away` are those of `ChatModel`.
-    Raises JobFailure for a spec that cannot be served.
+    Raises JobFailure for a spec that cannot be served, and EnvironmentFailure for a task that lacks
+    what the user says.
     """
     options = dict(spec)
     kind = options.pop("kind", None)
     if kind not in KINDS:
         raise JobFailure(f"user kind {kind!r} is unknown; there are {', '.join(KINDS)}")
-    if kind == "openai":
-        return _openai_user(options, task, endpoints, seed=seed, check=check, away=away)
-    if options:
+    if options and kind != "openai":
         raise JobFailure(f"user kind {kind!r} takes no {', '.join(sorted(map(str, options)))}")
-    return OracleUser(task) if kind == "oracle" else ScriptedUser(task.opening, task.replies)
+    with errors_become(EnvironmentFailure, f"the user of task {task.id!r}"):
+        if kind == "openai":
+            return _openai_user(options, task, endpoints, seed=seed, check=check, away=away)
+        if kind == "oracle":
+            return OracleUser(task)
+        return ScriptedUser(task.opening, task.replies)
 
 
 def _openai_user(

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rollq import errors
@@ -172,6 +173,7 @@ def odd(**methods: Any) -> FakeEnvironment:
             odd(step=lambda action: Observation("", reward=True)),
             "the reward is True, not a finite number",
         ),
+        (odd(step=lambda action: Observation("", np.ones(2))), "step(respond): ValueError"),
         (odd(grade=lambda: Grade(math.nan)), "environment.grade: TypeError: the reward is nan"),
         (odd(grade=lambda: Grade(1.0, {"seen": {1, 2}})), "environment.grade: TypeError"),
         (odd(grade=lambda: None), "grade() returns a NoneType, not Grade"),

@@ -232,11 +232,12 @@ class _Episode:
                 observation = self.environment.step(for_environment(action))
                 check_observation(observation)
                 shown = self.images.add(observation.images)
+                done = bool(observation.done)
             user_messages = self.recording.user_messages[before:]
             results.append(
                 ActionResult(action, id, observation.text, user_messages, observation.reward, shown)
             )
-            if observation.done:
+            if done:
                 stop = Stop.DONE
                 break
         replies = [result.reply for result in results]

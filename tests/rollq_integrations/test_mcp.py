@@ -313,6 +313,13 @@ def test_an_address_is_shown_without_its_secrets() -> None:
     assert "hunter2" not in str(failed.value)
 
 
+@pytest.mark.parametrize("value", ["Bearer hunter2\n", " hunter2", "hunter2é", "hunter2\0"])
+def test_a_header_that_cannot_be_sent_is_refused_without_its_value(url: str, value: str) -> None:
+    with pytest.raises(JobFailure, match="the header 'Authorization' of an MCP server") as failed:
+        mcp_server(url, headers={"Authorization": value})()
+    assert "hunter2" not in str(failed.value)
+
+
 @pytest.mark.parametrize("server", [(), ("http://127.0.0.1:1/mcp", "more")])
 def test_what_names_no_server(server: tuple[str, ...]) -> None:
     with pytest.raises(JobFailure, match="mcp_server"):

@@ -40,6 +40,8 @@ READ_S = 300.0
 """Longest wait in seconds for the next bytes of an address, because a server may hold a stream
 open.
 """
+HEADER_VALUE = re.compile(r"(?:[!-~](?:[\t -~]*[!-~])?)?")
+"""Other values are refused where they are sent, by errors that show them."""
 WRONG_CALL = (-32602, -32601)
 """JSON-RPC codes of a call that the policy got wrong: invalid parameters, no such method."""
 UNREADABLE = re.compile(r"""Invalid JSON: .*input_value=b?'\{.*"jsonrpc\"""", re.DOTALL)
@@ -55,8 +57,14 @@ def mcp_server(
     the address that is given alone. The process gets `env` and a few harmless variables of the
     worker's, no others. `headers` go with each request to an address.
 
-    Raises JobFailure without a command.
+    Raises JobFailure without a command, and for a header that cannot be sent.
     """
+    for name, value in (headers or {}).items():
+        if not HEADER_VALUE.fullmatch(value):
+            raise JobFailure(
+                f"the header {name!r} of an MCP server has a line break, a space at an end, or "
+                "other characters than ASCII's"
+            )
     if not command:
         raise JobFailure(
             "mcp_server needs a command, as in mcp_server('python', 'server.py'), or an address"

@@ -208,10 +208,12 @@ class SandboxTests:
             script.parent.mkdir(parents=True)
             script.write_text("#!/bin/sh\necho ran")
             script.chmod(0o755)
+            Path(folder, "in", "empty").mkdir()
             Path(folder, "in", "data").write_bytes(content)
             box.upload(Path(folder, "in"), "/tmp/new/folder")
             box.upload(Path(folder, "in", "data"), "/tmp/other/file")
             _equal(_sh(box, "/tmp/new/folder/sub/run.sh"), ("ran\n", 0))
+            _equal(_sh(box, "cd /tmp/new/folder/empty && ls"), ("", 0))
             for path in ("/tmp/new/folder/data", "/tmp/other/file"):
                 _expect(box.download(path) == content, f"{path} has changed")
             script.write_text("new")

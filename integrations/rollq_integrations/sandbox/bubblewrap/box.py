@@ -145,14 +145,12 @@ class Bubblewrap:
     def upload(self, source: Path, target: str) -> None:
         source.stat()  # raises FileNotFoundError where there is none
         for file in [source, *source.rglob("*")]:
-            if file.is_file():
+            to = os.path.normpath(os.path.join(WORK, target, file.relative_to(source)))
+            if file.is_dir() and not file.is_symlink():
+                self._check(self._ask({"folder": to})[0])
+            elif file.is_file():
                 content = file.read_bytes()
-                to = os.path.join(WORK, target, file.relative_to(source))
-                head = {
-                    "write": os.path.normpath(to),
-                    "mode": file.stat().st_mode & 0o777,
-                    "size": len(content),
-                }
+                head = {"write": to, "mode": file.stat().st_mode & 0o777, "size": len(content)}
                 self._check(self._ask(head, content)[0])
 
     def download(self, path: str) -> bytes:

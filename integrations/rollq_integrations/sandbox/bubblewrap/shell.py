@@ -1,8 +1,8 @@
 """The first process of a sandbox: it starts the commands, one after the other, and bounds each.
 
 A bare interpreter runs its source text, so it imports nothing of rollq. Requests come as lines of
-JSON on stdin: a command (`argv`), or a file to `write`, whose bytes follow, or to `read`. Each
-reply on stdout is a line of JSON, followed by `size` bytes of output.
+JSON on stdin: a command (`argv`), a `folder` to make, a file to `write`, whose bytes follow, or
+one to `read`. Each reply on stdout is a line of JSON, followed by `size` bytes of output.
 
 A command's processes end with it. This process cannot be killed from inside, because it is the
 first of its PID namespace; others cannot read its memory, because it is not dumpable. It exits when
@@ -88,12 +88,15 @@ def _reply(reply: dict[str, Any], output: bytes) -> None:
 
 
 def _transfer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Writes or reads one file. Returns the reply and the content that was read."""
+    """Makes a folder, or writes or reads a file. Returns the reply and the content read."""
     content = b""
     if "write" in request:
         # Outside the try: without the whole content, the next line would not be a request.
         content = sys.stdin.buffer.read(request["size"])
     try:
+        if "folder" in request:
+            os.makedirs(request["folder"], exist_ok=True)
+            return {}, b""
         if "write" in request:
             _write_file(request["write"], content, request["mode"])
             return {}, b""

@@ -17,7 +17,7 @@ from rollq.ledger.reader import LedgerReader, runs
 from rollq.servers.connection import PATIENCE_S, connect
 from rollq.servers.health import check_redis
 from rollq.servers.refusal import no_answer, unreached
-from rollq.servers.retry import CONNECTION_ERRORS, retry
+from rollq.servers.retry import CONNECTION_ERRORS, NoRedis, retry
 from rollq.settings import Settings
 from rollq.snapshot.holdups import other_runs
 from rollq.urls import mask_url
@@ -51,6 +51,8 @@ def ping_redis(url: str) -> None:
     try:
         client = connect(url, patience_s=0)
         client.ping()
+    except NoRedis:  # its text has the remedy
+        raise
     except redis.AuthenticationError as e:
         raise RollqError(f"Redis at {mask_url(url)} refuses this user or password: {e}") from e
     except redis.ResponseError as e:

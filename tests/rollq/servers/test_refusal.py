@@ -9,7 +9,7 @@ import redis
 
 from rollq import cli
 from rollq.errors import LedgerError, Unwritable
-from rollq.servers import connection
+from rollq.servers import connection, retry
 from rollq.servers.refusal import guarded, no_answer, unreached
 
 FULL = redis.ResponseError("MISCONF Errors writing to the AOF file: No space left on device")
@@ -185,11 +185,17 @@ def frozen() -> Iterator[str]:
         yield f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
 
 
+@pytest.mark.parametrize("first_s", [retry.FIRST_S, 0.2])
 @pytest.mark.parametrize("command", ["stats", "top", "doctor"])
 def test_a_frozen_redis_is_there_so_that_nobody_starts_a_second_one(
-    command: str, frozen: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    first_s: float,
+    frozen: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(connection, "SOCKET_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(retry, "FIRST_S", first_s)
     more = ["--env", "shop"] if command == "doctor" else []
     assert cli.main([command, "--redis", frozen, *more]) == 1
     said = "".join(capsys.readouterr())

@@ -256,7 +256,7 @@ class AgentProcess:
                     chunk = os.read(out.fileno(), 65536)
                     if not chunk:
                         break
-                    self._last.extend(text_of(chunk))
+                    self._last.extend(text_of(chunk)[-KEPT_OUTPUT:])
         self._last.extend(text_of(b"", True))
         self._process.wait()
         self._on_end()

@@ -98,10 +98,8 @@ def mend(folder: Path) -> None:
     if not file.exists() or not file.stat().st_size:
         return
     check = ["redis-check-aof", str(file)]  # under this name, the server is its own checker
-    done = subprocess.run(
-        check, executable=binary(), stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
-    end = re.search(r"ok_up_to=(\d+)", done.stdout)
+    done = subprocess.run(check, executable=binary(), stdin=subprocess.DEVNULL, capture_output=True)
+    end = re.search(rb"ok_up_to=(\d+)", done.stdout)  # it may also print what it does not expect
     if end and _only_begun(file, int(end[1])):
         os.truncate(file, int(end[1]))
 

@@ -12,6 +12,7 @@ from rollq.client.client import Client
 from rollq.commands.top import as_json
 from rollq.commands.top.frame import Pace
 from rollq.job import Purpose
+from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.live_workers import (
     AWAY,
@@ -214,6 +215,19 @@ def test_rollouts_a_minute(fleet: Callable[[], FleetSnapshot], ledger: Ledger) -
     for seconds, per_minute in ((30, 4.0), (80, pytest.approx(1.5)), (91, 0.0)):
         server = replace(later.server, at=found.server.at + seconds)
         assert pace.of(replace(later, server=server)) == {"r": per_minute}
+
+
+def test_dead_jobs_that_are_played_again_are_no_pace(
+    fleet: Callable[[], FleetSnapshot], ledger: Ledger
+) -> None:
+    ledger.submit(group("a"))
+    letters = DeadLetters(ledger.redis, "r")
+    letters.cancel("r/a/0")
+    found, pace = fleet(), Pace()
+    pace.of(found)
+    letters.requeue("r/a/0")
+    server = replace(found.server, at=found.server.at + 2)
+    assert pace.of(replace(fleet(), server=server)) == {"r": 0.0}
 
 
 def test_the_json_has_everything(fleet: Callable[[], FleetSnapshot], ledger: Ledger) -> None:

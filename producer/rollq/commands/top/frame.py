@@ -71,7 +71,8 @@ class Pace:
         if at <= since:
             return {}
         return {
-            run: (count - before[run]) * 60 / (at - since)
+            # dead jobs that are played again are no longer counted
+            run: max(0, count - before[run]) * 60 / (at - since)
             for run, count in now.items()
             if run in before
         }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rollq.errors import ContractError, FailureClass, LedgerError
+from rollq.errors import ContractError, LedgerError
 from rollq.events import Closed
 from rollq.images import IMAGES, images_by_hash, references
 from rollq.job import Job, Purpose, parse_id
@@ -20,12 +20,11 @@ from rollq.ledger.replies import JobState
 from rollq.ledger.stored import count, group_size, number, text
 from rollq.servers.retry import CONNECTION_ERRORS
 from rollq.snapshot.fleet import FleetSnapshot, read_one_run
-from rollq.snapshot.run import PLACES, group_of
+from rollq.snapshot.run import FAILURES, PLACES, group_of
 from rollq.trajectory import Trajectory
 from rollq.wire.events import decode_event
 
 OF_GROUP = ("seq", "size", "spare", "body", "purpose", "done", "at")
-FAILURES = tuple(f"fail:{failure}" for failure in FailureClass)
 OF_JOB = (
     "state",
     "attempt",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rollq.errors import FailureClass
 from rollq.job import Purpose
 from rollq.ledger.constants import CONFIRMED_S, LONGEST_BACKOFF_S
 from rollq.ledger.reader import LedgerReader
@@ -15,6 +16,8 @@ from rollq.ledger.workers.time_spent import seconds_spent
 
 PLACES = ("open", "ready", "held")
 """Places of a group until it is acknowledged or dropped."""
+FAILURES = tuple(f"fail:{failure}" for failure in FailureClass)
+"""Fields of a job's record that count its failures. One that is played again has none."""
 LONGEST_LINE = 160
 """Characters of the reason of a failure that are told."""
 SOME_JOBS = 20
@@ -170,8 +173,8 @@ def read_run(reader: LedgerReader, at: float, oldest: int = 1) -> RunSnapshot:
     of_queued = list(dict.fromkeys(group_of(text(job)) for job in indexes.queued))
     groups, queues, failures = _records(reader, indexes.groups, of_queued, ids)
     failing = {}
-    for id, (failure, reason) in zip(ids, failures, strict=True):
-        if failure:
+    for id, (failure, reason, *times) in zip(ids, failures, strict=True):
+        if failure and any(number(count) for count in times):
             failing[id] = failure_line(text(failure), text(reason))
     tokenizer, template, beat, adapter = indexes.fields
     return RunSnapshot(
@@ -239,7 +242,7 @@ def _records(
     for name in of_queued:
         pipe.hget(keys.group(name), "queue")
     for id in jobs:
-        pipe.hmget(keys.job(id), "class", "reason")
+        pipe.hmget(keys.job(id), "class", "reason", *FAILURES)
     replies = iter(reader.scripts.guard("records", pipe.execute))
     groups = {place: [_group(name, *next(replies)) for name in places[place]] for place in places}
     queues = [next(replies) for _ in of_queued]

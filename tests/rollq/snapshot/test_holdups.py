@@ -10,6 +10,7 @@ from rollq.client.waits import explain
 from rollq.errors import FailureClass
 from rollq.job import Purpose
 from rollq.ledger.constants import CONFIRMED_S, LONGEST_BACKOFF_S
+from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.keys import RUNS
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.live_workers import (
@@ -287,6 +288,16 @@ class TestWorkers:
         assert "by user: user endpoint 'local' answered 429\\x1b[31m \\u202exxx" in text
         assert condition(ledger, **view) == "failing jobs" and len(text) < 500
         claim(ledger, "r/g/2")  # what is played counts, if anything is
+        assert condition(ledger, **view) == ""
+
+    def test_jobs_that_are_played_again_have_not_failed(
+        self, ledger: Ledger, view: dict[str, int]
+    ) -> None:
+        ledger.submit(group("g"))
+        letters = DeadLetters(ledger.redis, "r")
+        letters.cancel("r/g/0")
+        letters.requeue("r/g/0")
+        live(ledger, busy=1)
         assert condition(ledger, **view) == ""
 
     def test_ordinary_waits_are_none(self, ledger: Ledger, view: dict[str, int]) -> None:

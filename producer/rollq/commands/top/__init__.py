@@ -95,7 +95,7 @@ class _Top:
                 self._show(self._read())
                 self._away_since = None
             except (LedgerError, *CONNECTION_ERRORS) as e:
-                self._trouble(e)
+                self._trouble(e, began)
             if self._args.once:
                 return
             time.sleep(max(0.0, REFRESH_S - (time.monotonic() - began)))
@@ -107,15 +107,16 @@ class _Top:
             pace = self._pace.of(fleet)
             self._screen.show(frame(fleet, pace, self._address, wide=self._screen.wide))
 
-    def _trouble(self, error: Exception) -> None:
+    def _trouble(self, error: Exception, began: float) -> None:
+        """`began`: when the look did. A single one may take long."""
         if isinstance(error, LedgerError):
             text = str(error)
         else:
-            now = time.monotonic()
-            self._away_since = self._away_since or now
+            self._away_since = self._away_since or began
+            away_s = time.monotonic() - self._away_since
             text = (
                 f"Redis at {self._address} does not answer ({error}), for "
-                f"{now - self._away_since:.0f} s. Workers, producers and trainers wait for it; "
+                f"{away_s:.0f} s. Workers, producers and trainers wait for it; "
                 f"what it had on its disk is not lost. {no_answer(error) or AGAIN}"
             )
         if self._args.once:

@@ -4,6 +4,7 @@ stays.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -24,7 +25,9 @@ BESIDE = 3
 
 
 class Screen:
-    """Plain lines. As a context manager, it leaves the last frame."""
+    """Plain lines. As a context manager, it leaves the last frame. What is logged meanwhile is not
+    printed: the trouble is shown.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -32,6 +35,7 @@ class Screen:
         """Time before which the kind of the last text, trouble or a frame, is not printed again
         (`time.monotonic`).
         """
+        self._unsaid = logging.NullHandler()
 
     @property
     def wide(self) -> bool:
@@ -55,9 +59,11 @@ class Screen:
         pass
 
     def __enter__(self) -> Screen:
+        logging.getLogger("rollq").addHandler(self._unsaid)
         return self
 
     def __exit__(self, *error: object) -> None:
+        logging.getLogger("rollq").removeHandler(self._unsaid)
         self.close()
 
 

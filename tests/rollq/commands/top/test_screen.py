@@ -1,8 +1,10 @@
 """The frames of `rollq top`: plain, on a terminal of any size, and with hostile names."""
 
 import io
+import logging
 import re
 import sys
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -183,3 +185,28 @@ def test_it_goes_on_without_redis_and_the_last_frame_stays(
     assert cli.main(["top", "--redis", redis_url]) == 0
     last = stream.getvalue().rpartition("does not answer (refused), for 0 s")[2]
     assert "holds it up: " in last and "http://a" in last
+
+
+def test_a_redis_that_does_not_answer_is_said_once_and_since_when(
+    redis_url: str,
+    size: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """rich would print what is logged above the frame, where it stays."""
+    log = logging.getLogger("rollq")
+    monkeypatch.setattr(log, "propagate", False)
+    looks = iter([command.CONNECTION_ERRORS[1]("Timeout"), KeyboardInterrupt()])
+
+    def look(*of: Any) -> Any:
+        time.sleep(0.6)
+        log.warning("it does not answer")
+        raise next(looks)
+
+    monkeypatch.setattr(command, "read_fleet", look)
+    monkeypatch.setattr(command, "REFRESH_S", 0.0)
+    stream = Terminal()
+    monkeypatch.setattr("sys.stdout", stream)
+    assert cli.main(["top", "--redis", redis_url]) == 0
+    assert "does not answer (Timeout), for 1 s" in stream.getvalue()
+    assert "it does not answer" not in stream.getvalue() + capsys.readouterr().err

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         EntryPoint("endless", f"{here}:endless", rewards.GROUP),
         EntryPoint("maximum", "builtins:max", rewards.GROUP),
         EntryPoint("missing", "no_such_module:f", rewards.GROUP),
+        EntryPoint("exits", "exits_at_once:f", rewards.GROUP),
         EntryPoint("number", f"{here}:NUMBER", rewards.GROUP),
         EntryPoint("twice", f"{here}:short", rewards.GROUP),
         EntryPoint("twice", f"{here}:named", rewards.GROUP),
@@ -126,7 +128,7 @@ def test_the_environment_fails_before_it() -> None:
             "shorter",
             {},
             "reward 'shorter' is unknown here; there are assertions, endless, "
-            "judge, maximum, missing",
+            "exits, judge, maximum, missing",
         ),
         ("maximum", {}, "no signature found"),
         ("endless", {}, "its longest_s must be seconds, at most 3600, not 'long'"),
@@ -143,6 +145,15 @@ def test_the_environment_fails_before_it() -> None:
 def test_a_reward_that_cannot_be_had(name: str, args: dict[str, Any], says: str) -> None:
     with pytest.raises(JobFailure, match=says):
         named(name, args)
+
+
+def test_a_package_that_exits_when_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "exits_at_once.py").write_text("raise SystemExit('no GPU')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(JobFailure, match=r"reward 'exits' \(exits_at_once:f\): SystemExit: no GPU"):
+        named("exits")
 
 
 def test_without_a_name_there_is_none() -> None:

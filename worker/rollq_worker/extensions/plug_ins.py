@@ -37,7 +37,7 @@ def plug_ins(group: str, kind: type[T]) -> Iterator[PlugIn[T]]:
         origin = f"{group}: {entry.name} = {entry.value} ({_distribution(entry)})"
         try:
             loaded = entry.load()
-        except Exception as e:  # other people's code
+        except (Exception, SystemExit) as e:  # other people's code
             raise JobFailure(
                 f"{origin} cannot be loaded: {type(e).__name__}: {e}; repair or uninstall that "
                 "distribution"
@@ -97,7 +97,7 @@ def function_named(
     [(value, entry)] = entries.items()
     try:
         loaded = entry.load()
-    except Exception as e:  # other people's code
+    except (Exception, SystemExit) as e:  # other people's code
         raise JobFailure(f"{what} {name!r} ({value}): {type(e).__name__}: {e}") from e
     return as_function(what, name, loaded, value)
 

@@ -1,11 +1,13 @@
 """Tools of real MCP servers, over stdio and HTTP."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -147,6 +149,25 @@ def test_a_server_that_stays_at_the_end_of_its_input_ends_with_close() -> None:
     assert len(servers()) > len(others)
     opened.close()
     assert servers() == others
+
+
+def test_a_connection_that_breaks_at_its_end_is_not_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = session.Session._transport
+
+    @asynccontextmanager
+    async def breaking(opened: session.Session) -> AsyncIterator[object]:
+        async with transport(opened) as made:
+            try:
+                yield made
+            finally:
+                raise ConnectionError("no answer to the last request")
+
+    monkeypatch.setattr(session.Session, "_transport", breaking)
+    mcp_server(*COMMAND)().close()
+    gc.collect()  # a task logs its error when it goes
+    assert not caplog.records
 
 
 def test_a_call_after_close_is_the_environments_failure() -> None:

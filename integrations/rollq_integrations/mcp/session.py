@@ -197,7 +197,8 @@ class Session:
                 self._opened.set_exception(
                     e if isinstance(e, Exception) else ConnectionError("it was closed")
                 )
-            raise
+            if not isinstance(e, Exception):  # others end it, and nobody asks for them
+                raise
         finally:
             self._gone.set()
 

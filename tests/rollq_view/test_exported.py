@@ -29,6 +29,11 @@ def test_a_file_that_grows_gets_more_rows(tmp_path: Path) -> None:
     assert after.rows["r/g/1"].reward == 0.0
 
 
+def test_the_mean_of_huge_rewards_is_a_number(tmp_path: Path) -> None:
+    place = ExportedFile(export(tmp_path / "x.jsonl", played(0, 1e308), played(1, 1e308)))
+    assert place.runs()[0]["reward_mean"] == 1e308
+
+
 def test_a_large_file_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollq_view.exported.READS_FOR_S", -1)
     place = ExportedFile(

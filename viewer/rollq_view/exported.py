@@ -10,6 +10,7 @@ from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from threading import Lock
 from typing import Any
 
@@ -150,7 +151,7 @@ def _totals(name: str, rows: Mapping[str, Row]) -> dict[str, Any]:
         "rollouts": len(rows),
         "dead": sum(row.state == "dead" for row in rows.values()),
         "began": min((row.began for row in rows.values() if row.began), default=0.0),
-        "reward_mean": sum(rewards) / len(rewards) if rewards else None,
+        "reward_mean": mean(rewards) if rewards else None,
     }
 
 

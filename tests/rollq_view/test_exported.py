@@ -29,6 +29,19 @@ def test_a_file_that_grows_gets_more_rows(tmp_path: Path) -> None:
     assert after.rows["r/g/1"].reward == 0.0
 
 
+def test_names_that_no_address_can_carry_cost_no_other(tmp_path: Path) -> None:
+    odd = [{"run": "\ud800"}, {"group": "\ud800"}, {"job": "r/g/\udfff"}]
+    records = [record(played(1)) | one for one in [*odd, {"run": ""}, {"group": ""}, {"job": ""}]]
+    place = ExportedFile(write(tmp_path / "x.jsonl", record(played(0)), *records))
+    for run in place.runs():
+        for key, row in place.listing(run["run"]).rows.items():
+            page = place.rollout(row.run, key, None)
+            for name in (row.run, key, row.group, page["group"]):
+                assert name and name.encode()
+    assert list(place.listing("r").rows) == ["r/g/0", "r/g/1#2", "r/g/\\udfff"]
+    assert list(place.listing(UNREADABLE).rows) == ["line 5", "line 6", "line 7"]
+
+
 def test_the_mean_of_huge_rewards_is_a_number(tmp_path: Path) -> None:
     place = ExportedFile(export(tmp_path / "x.jsonl", played(0, 1e308), played(1, 1e308)))
     assert place.runs()[0]["reward_mean"] == 1e308

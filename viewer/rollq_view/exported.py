@@ -63,10 +63,12 @@ class ExportedFile:
         return Listing(rows=dict(self._rows[run]), version=self._version, share=self._share)
 
     def rollout(self, run: str, key: str, attempt: int | None) -> dict[str, Any]:
-        if key not in self._starts:
+        row = self._rows.get(run, {}).get(key)
+        if row is None:
             raise SettingsError(f"{self.title} has no rollout {key!r}")
         record = jsonl.read_at(self._path, self._starts[key])
-        return page_of_record(record, key=key, state=_state(record.get("stop")))
+        state = _state(record.get("stop"))
+        return page_of_record(record, key=key, group=row.group, state=state)
 
     def requeue(self, run: str, job_id: str) -> None:
         raise SettingsError("a rollout of a file cannot be played again: view its run")
@@ -114,9 +116,9 @@ def row_of(record: Record) -> Row:
     failure = str(record["failure"] or "")
     return Row(
         key="",
-        job=str(record["job"]),
-        run=str(record["run"]),
-        group=str(record["group"]),
+        job=_name(record["job"]),
+        run=_name(record["run"]),
+        group=_name(record["group"]),
         sample=int(record["sample"]),
         env=str(record["env"]),
         split=str(record["split"]),
@@ -131,6 +133,14 @@ def row_of(record: Record) -> Row:
         began=float(record.get("began") or 0.0),
         why=why(dict(record["info"]), failure),
     )
+
+
+def _name(value: Any) -> str:
+    """A name as the address of a page can carry it. Raises ValueError for an empty one."""
+    name = str(value).encode("utf-8", "backslashreplace").decode()
+    if not name:
+        raise ValueError("a name is empty")
+    return name
 
 
 def _state(stop: Any) -> str:

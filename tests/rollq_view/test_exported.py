@@ -29,6 +29,17 @@ def test_a_file_that_grows_gets_more_rows(tmp_path: Path) -> None:
     assert after.rows["r/g/1"].reward == 0.0
 
 
+def test_a_line_whose_newline_comes_later_is_one_line(tmp_path: Path) -> None:
+    path = export(tmp_path / "x.jsonl", played(0))
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    place = ExportedFile(path)
+    with path.open("a") as file:
+        file.write("\n" + json.dumps(record(played(1))) + "\n")
+    assert list(place.listing("r").rows) == ["r/g/0", "r/g/1"]
+    assert [run["run"] for run in place.runs()] == ["r"]
+    assert place.rollout("r", "r/g/1", None)["job"] == "r/g/1"
+
+
 def test_names_that_no_address_can_carry_cost_no_other(tmp_path: Path) -> None:
     odd = [{"run": "\ud800"}, {"group": "\ud800"}, {"job": "r/g/\udfff"}]
     records = [record(played(1)) | one for one in [*odd, {"run": ""}, {"group": ""}, {"job": ""}]]

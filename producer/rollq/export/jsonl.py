@@ -99,6 +99,7 @@ def heads(path: Path, after: Head | None = None) -> Iterator[Head]:
     """
     number, end = (after.number, after.end) if after else (0, 0)
     with _open(path) as f:
+        end += _newline_came_later(f, end)
         f.seek(end)
         size = max(1, os.fstat(f.fileno()).st_size)
         for line in f:
@@ -107,6 +108,13 @@ def heads(path: Path, after: Head | None = None) -> Iterator[Head]:
             number, start, end = number + 1, end, end + len(line)
             fields, fault = line_head(line)
             yield Head(number, start, end, fields, fault, end / size)
+
+
+def _newline_came_later(f: BinaryIO, end: int) -> bool:
+    """True if the line that ended here had no newline then, and has one now."""
+    f.seek(max(0, end - 1))
+    last, now = f.read(1), f.read(1)
+    return bool(end) and last != b"\n" and now == b"\n"
 
 
 def check(path: Path) -> Iterator[Checked]:

@@ -40,6 +40,20 @@ def test_a_line_whose_newline_comes_later_is_one_line(tmp_path: Path) -> None:
     assert place.rollout("r", "r/g/1", None)["job"] == "r/g/1"
 
 
+@pytest.mark.parametrize("now", [1, 3])
+def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path, now: int) -> None:
+    """As by `rollq demo --out`: no rollout is shown in another one's place."""
+    path = export(tmp_path / "x.jsonl", played(0), played(0))
+    place = ExportedFile(path)
+    version = place.listing("r").version
+    export(path, *[played(1)] * now)
+    with pytest.raises(SettingsError, match="no rollout 'r/g/0'"):
+        place.rollout("r", "r/g/0", None)
+    after = place.listing("r")
+    assert list(after.rows) == ["r/g/1", "r/g/1#2", "r/g/1#3"][:now]
+    assert after.version > version and place.rollout("r", "r/g/1", None)["sample"] == 1
+
+
 def test_names_that_no_address_can_carry_cost_no_other(tmp_path: Path) -> None:
     odd = [{"run": "\ud800"}, {"group": "\ud800"}, {"job": "r/g/\udfff"}]
     records = [record(played(1)) | one for one in [*odd, {"run": ""}, {"group": ""}, {"job": ""}]]

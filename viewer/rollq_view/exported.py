@@ -2,7 +2,8 @@
 file.
 
 The index has a few facts of each rollout; an episode is read when its page is opened. A request
-reads on for a moment only, so the first rows of a large file are there at once.
+reads on for a moment only, so the first rows of a large file are there at once. A file that was
+written anew is read anew.
 """
 
 import time
@@ -27,6 +28,10 @@ from rollq_view.rows import Row, finite_rewards, short, why
 
 READS_FOR_S = 0.3
 """Seconds that a request reads on in the file."""
+BEGINNING = 1024
+"""Bytes that tell whether the file is still the one that was read: rollq's lines begin with the job
+and when it began.
+"""
 UNREADABLE = "unreadable"
 """Name of the run of lines that cannot be read."""
 
@@ -41,15 +46,19 @@ class ExportedFile:
         self.title = path.name
         self._path = path
         self._lock = Lock()
+        self._version = 0
+        self._beginning = b""
+        self._forget()
+        self._read_on()
+
+    def _forget(self) -> None:
         self._starts: dict[str, int] = {}
         """Byte at which the line of each row begins, by the row's key."""
         self._rows: dict[str, dict[str, Row]] = {}
         """Rows by run, then by key."""
-        self._version = 0
         self._last: Head | None = None
         self._heads: Iterator[Head] = iter(())
         self._share = 0.0
-        self._read_on()
 
     def runs(self) -> list[dict[str, Any]]:
         self._read_on()
@@ -63,6 +72,7 @@ class ExportedFile:
         return Listing(rows=dict(self._rows[run]), version=self._version, share=self._share)
 
     def rollout(self, run: str, key: str, attempt: int | None) -> dict[str, Any]:
+        self._read_on()
         row = self._rows.get(run, {}).get(key)
         if row is None:
             raise SettingsError(f"{self.title} has no rollout {key!r}")
@@ -78,6 +88,9 @@ class ExportedFile:
         with self._lock:
             deadline = time.monotonic() + READS_FOR_S
             if self._share in (0.0, 1.0):
+                if not self._is_the_same():
+                    self._forget()
+                    self._version += 1
                 self._heads = jsonl.heads(self._path, self._last)
             for head in self._heads:
                 self._add(head)
@@ -86,6 +99,12 @@ class ExportedFile:
                 if time.monotonic() > deadline:
                     return
             self._share = 1.0
+
+    def _is_the_same(self) -> bool:
+        """True if the file has only grown. Notes its beginning."""
+        before = self._beginning
+        self._beginning, size = jsonl.beginning(self._path, BEGINNING)
+        return self._beginning.startswith(before) and size >= (self._last.end if self._last else 0)
 
     def _add(self, head: Head) -> None:
         try:

@@ -79,6 +79,14 @@ def read_at(path: Path, start: int) -> dict[str, Json]:
         return parse_line(f.readline(), str(path))
 
 
+def beginning(path: Path, length: int) -> tuple[bytes, int]:
+    """The file's first bytes, and its size in bytes. Raises SettingsError when it cannot be
+    read.
+    """
+    with _open(path) as f:
+        return f.read(length), os.fstat(f.fileno()).st_size
+
+
 def line_numbers(path: Path, jobs: Sequence[str]) -> dict[str, int]:
     """The last line of each of these jobs, counted from 1; jobs that the file does not have are
     left out. Raises SettingsError.

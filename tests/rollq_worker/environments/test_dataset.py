@@ -298,6 +298,7 @@ def test_a_file_that_is_no_dataset(path: Path, text: str, says: str) -> None:
         ({"prompt": "x", "answer": []}, "nothing to compare with"),
         ({"prompt": "x", "answer": {"answers": ["y"]}}, "nothing to compare with"),
         ({"prompt": "x", "answer": True}, "is true, and not a text"),
+        ({"prompt": "x", "answer": float("nan")}, "is NaN, and not a text"),
         ({"prompt": "x", "answer": ["y", ["z"]]}, r"is \[\"z\"\], and not a text"),
         ({"prompt": "x", "answer": ["y", None]}, "is null, and not a text"),
         ({"prompt": "<image>x", "answer": "y", "images": [{"path": "p"}]}, "row's images"),

@@ -31,6 +31,7 @@ from typing import Any
 from rollq.env import RESPOND, STOP_MARKER, Action, Grade, Observation, Task, Tools, User
 from rollq.errors import JobFailure
 from rollq.job import Json
+from rollq.numbers import is_number
 from rollq.pip_extras import install_line
 from rollq_worker.environments.graders import GRADERS, IN_A_BOX, Grader, in_a_box
 
@@ -384,7 +385,8 @@ def _alternatives(answer: Json) -> Iterator[Json]:
 
 
 def _truth(value: Json) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not (is_whole or isinstance(value, str) or is_number(value)):
         raise JobFailure(
             f"the row's answer is {json.dumps(value):.100}, and not a text, a number or a list of "
             "such: write it as a text, or grade with a function"

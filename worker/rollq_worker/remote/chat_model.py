@@ -267,7 +267,6 @@ class ChatModel:
                 json.dumps(body).encode(),
                 headers={"Authorization": f"Bearer {key}"} if key else None,
                 timeout_s=timeout_s,
-                total=True,
             )
         except NoResponse as e:
             raise _Retry(f"gave no answer ({e})", may_be_away=True) from None

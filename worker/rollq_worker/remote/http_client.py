@@ -75,16 +75,10 @@ class HttpClient:
         *,
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
-        total: bool = False,
     ) -> Response:
-        """Sends a request. `timeout_s` limits each read of the response, or with `total` the whole
-        exchange. Raises NoResponse.
-        """
-        until = time.monotonic() + timeout_s if total else None
-        if total:
-            connect_timeout_s = min(self._connect_timeout_s, timeout_s)
-        else:
-            connect_timeout_s = self._connect_timeout_s
+        """Sends a request. `timeout_s` limits the whole exchange. Raises NoResponse."""
+        until = time.monotonic() + timeout_s
+        connect_timeout_s = min(self._connect_timeout_s, timeout_s)
         try:
             with self._session.request(
                 method,
@@ -98,7 +92,7 @@ class HttpClient:
             ) as response:
                 raw = response.raw
                 # read1 returns what is there
-                read = raw.read if until is None else getattr(raw, "read1", raw.read)
+                read = getattr(raw, "read1", raw.read)
                 content = read_body(partial(read, decode_content=True), self._max_bytes, until)
                 return Response(
                     response.status_code, content, response.headers.get("Retry-After", "")

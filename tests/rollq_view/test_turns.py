@@ -156,11 +156,20 @@ def test_traces_that_took_turns_are_shown_one_after_the_other(
         assert page(exported(made))["tokens"]["total"] == len(made.tokens)
 
 
+def test_numbers_that_the_pages_script_would_round_are_texts() -> None:
+    number = 1234567890123456789
+    of = replace(trajectory().job, labels={"id": number, "in": {"id": number}, "of": "x"})
+    labels = page_of_record(record(trajectory(of=of)))["labels"]
+    assert labels == {"id": f"{number}", "in": f'{{"id": {number}}}', "of": "x"}
+
+
 def test_a_page_has_traces_steps_and_what_was_asked_for() -> None:
     for shown in (page(exported(branching())), page(exported(branching()), branching())):
         entries = shown["entries"]
         roles = [entry["role"] for entry in entries]
         assert (roles.count("trace"), roles.count("step")) == (3, 2)
         assert [entry["turn"] for entry in entries if entry["turn"] is not None] == [0, 2, 1, 3, 4]
-        assert [entry["asked"] for entry in entries if entry["turn"] == 3] == [{"temperature": 0.3}]
+        assert [entry["asked"] for entry in entries if entry["turn"] == 3] == [
+            {"temperature": "0.3"}
+        ]
         assert "agent" in {what for what, *_ in shown["times"]}

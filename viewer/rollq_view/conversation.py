@@ -21,10 +21,12 @@ from rollq_view.rows import last_line
 from rollq_view.turns import Episode, Turn, add_journal, of_record
 
 SHOWN_FIELDS = tuple(
-    "job run group sample env split task queue labels sampling template_kwargs adapter attempt "
-    "stop failure reward turns began".split()
+    "job run group sample env split task queue adapter attempt stop failure reward turns "
+    "began".split()
 )
 """Fields of a record that the page has as they are."""
+MAPPINGS = ("labels", "sampling", "template_kwargs")
+"""Fields of a record that the page has as texts by name: its script would round large numbers."""
 IMAGE_TYPES = ("image/png", "image/jpeg")
 FAILED = ("error", "traceback", "exception")
 """Beginnings of the result of a call that failed."""
@@ -52,6 +54,7 @@ def page(
         entries = [*_entries(episode, images or {})]
         return {
             **{name: record.get(name) for name in SHOWN_FIELDS},
+            **{name: _texts(record.get(name)) for name in MAPPINGS},
             "parts": [*_parts(info)],
             "reason": str(info.get("reason") or ""),
             "reason_line": last_line(str(info.get("reason") or "")),
@@ -93,6 +96,16 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(entry) for entry in value]
     return value
+
+
+def _texts(values: Any) -> Any:
+    """The values of a mapping as texts."""
+    if not isinstance(values, Mapping):
+        return values
+    return {
+        str(name): value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in values.items()
+    }
 
 
 def _parts(info: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -177,7 +190,7 @@ def _turn_entry(turn: Turn, images: Mapping[str, bytes]) -> dict[str, Any]:
         "versions": turn.versions,
         "pieces": turn.pieces,
         "reward": turn.reward,
-        "asked": turn.asked,
+        "asked": _texts(turn.asked),
         **turn.notes,
     }
 

@@ -132,8 +132,7 @@ function facts(page, links) {
 }
 
 function asText(value) {
-  const names = Object.keys(value || {});
-  return names.map((name) => `${name} ${typeof value[name] === 'string' ? value[name] : JSON.stringify(value[name])}`).join(', ');
+  return Object.entries(value || {}).map(([name, text]) => `${name} ${text}`).join(', ');
 }
 
 // j and k go to the next and the previous turn; t opens and closes the texts of tokens.

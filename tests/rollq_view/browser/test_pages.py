@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from rollq import Client, cli
 from rollq.errors import FailureClass
@@ -286,6 +287,32 @@ def test_a_server_that_is_gone_is_said(tmp_path: Path, browser: Any) -> None:
     page.click(IN_SIGHT)
     page.wait_for_selector("text=does not answer")
     page.close()
+
+
+@pytest.mark.parametrize("path", ["#/", "#/run/r", "#/run/r/rollout/r%2Fg%2F0"])
+def test_a_page_that_is_opened_while_redis_is_away_comes_when_it_is_back(
+    ledger: Ledger, browser: Any, path: str
+) -> None:
+    """Here the first answers are errors, which the console shows."""
+    ledger.submit(group())
+    away = [True]
+
+    def call(*of: Any, **options: Any) -> Any:
+        if away:
+            raise redis.TimeoutError("Timeout reading from socket")
+        return answer(*of, **options)
+
+    with served(RedisPlace(ledger.redis, "redis://here")) as server:
+        connection: Any = ledger.redis
+        answer, connection.retrying = connection.retrying, call
+        page = browser.new_page()
+        page.goto(server.url + path)
+        page.wait_for_selector("text=does not answer")
+        away.clear()
+        page.wait_for_selector("text=does not answer", state="detached")
+        page.wait_for_selector("text=queued")
+        del connection.retrying
+        page.close()
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (390, 800)])

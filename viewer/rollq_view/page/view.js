@@ -14,7 +14,7 @@ async function api(name, params = {}) {
 
 async function answerOf(response) {
   const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error || response.statusText);
+  if (!response.ok) throw Object.assign(new Error(answer.error || response.statusText), { status: response.status });
   return answer;
 }
 
@@ -89,6 +89,7 @@ function showAbsent(error, links, ...more) {
   crumbs(['runs', '#/'], ...links);
   page.replaceChildren(el('h1', null, last ? last[0] : 'Runs'), el('p.empty', null, error.message),
     el('p.note', null, el('a', { href: to }, `Back to ${words}`)), el('nav.moves', null, more));
+  if (error.status === 503) App.timer = setTimeout(show, 1000 * LIVE_S); // Redis may answer again
 }
 
 function failed(error) {

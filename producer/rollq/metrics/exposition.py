@@ -46,8 +46,8 @@ class Exposition(Collector):
         except (OSError, OverflowError) as e:  # the latter: a port beyond 65535
             why = getattr(e, "strerror", None) or e
             raise SettingsError(
-                f"metrics cannot be served at {host}:{port}: {why}: choose another port (each "
-                "process needs its own)"
+                f"metrics cannot be served at {host}:{port}: {why}: choose another address or "
+                "another port (each process needs its own)"
             ) from e
         shown = f"[{host}]" if ":" in host else host
         return f"http://{shown}:{server.server_port}{PATH}"

@@ -27,6 +27,7 @@ def test_a_port_for_metrics_that_is_in_use(redis_url: str, taken_port: str) -> N
         (":9465", ("127.0.0.1", 9465)),
         ("0.0.0.0:9465", ("0.0.0.0", 9465)),
         ("::1:0", ("::1", 0)),
+        ("[::1]:0", ("::1", 0)),
     ],
 )
 def test_metrics_are_for_this_machine_unless_told_otherwise(

@@ -34,9 +34,9 @@ def integer(at_least: int, at_most: int = LARGEST_NUMBER) -> Callable[[str], int
 
 
 def listen_address(text: str) -> tuple[str, int]:
-    """An argument type: `HOST:PORT`, or a port of this machine's loopback."""
+    """An argument type: `HOST:PORT`, also `[::1]:PORT`, or a port of this machine's loopback."""
     host, _, port = text.rpartition(":")
-    return host or "127.0.0.1", integer(0, 65535)(port)
+    return host.strip("[]") or "127.0.0.1", integer(0, 65535)(port)
 
 
 def number(least: float, most: float = math.inf) -> Callable[[str], float]:

@@ -49,8 +49,8 @@ def spread(
     names: Iterable[str] = (),
     before: tuple[str, ...] = (),
 ) -> list[Sample]:
-    """A sample for each of the values; the last label is its name. Those that are `known` are there
-    from the start, as 0, because a rate needs two numbers.
+    """A sample for each of the values; the last label is its name. Those of `names` are there from
+    the start, as 0, because a rate needs two numbers.
     """
     all_values = dict.fromkeys(names, 0.0) | dict(values)
     return [Sample(metric, (*before, name), value) for name, value in all_values.items()]

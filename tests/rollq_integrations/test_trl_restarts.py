@@ -185,8 +185,9 @@ def test_training_goes_on_in_the_same_process_after_an_error(
 
 def test_a_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path) is None
-    for step in (20, 100, 120, "best", "100.bak"):
+    for step in (20, 100, 120, 140, "best", "100.bak"):
         (tmp_path / f"checkpoint-{step}").mkdir()
     for step in (20, 100, "best", "100.bak"):
-        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+    (tmp_path / "checkpoint-140" / "trainer_state.json").write_text('{"epoch": 1')
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-100")

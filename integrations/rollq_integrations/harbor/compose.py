@@ -288,18 +288,13 @@ def load_yaml(file: Path) -> dict[str, Any]:
         raise JobFailure(f"{file.name} needs the package pyyaml: {install_line('harbor')}") from e
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """Only `true` and `false` are booleans, as for docker compose; `yes` and `off`
-        are texts.
-        """
+        """As for docker compose, only `true` and `false` are booleans, and `12:30` is no number."""
 
-        yaml_implicit_resolvers: Mapping[str, Any] = {
-            letter: [
-                (tag, form)
-                for tag, form in resolvers
-                if letter in "tTfF" or not tag.endswith(":bool")
-            ]
-            for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
+        def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+            tag = super().resolve(kind, value, implicit)
+            is_other_word = tag.endswith(":bool") and value[0] not in "tTfF"
+            is_time = tag.endswith((":int", ":float")) and ":" in value
+            return self.DEFAULT_SCALAR_TAG if is_other_word or is_time else tag
 
     try:
         settings = yaml.load(file.read_text(), Loader)

@@ -104,6 +104,7 @@ def test_a_container_that_would_be_another_one_is_refused(
         ("", {}),
         ("{A: true, B: 1, T_BENCH_X: }", {"A": "true", "B": "1"}),
         ("{A: yes, B: Off, C: FALSE}", {"A": "yes", "B": "Off", "C": "false"}),
+        ("{A: 12:30:45, B: 1:30.5, C: 010}", {"A": "12:30:45", "B": "1:30.5", "C": "8"}),
         ("[A=, B=1=2]", {"A": "", "B": "1=2"}),
     ],
 )

@@ -229,6 +229,14 @@ def test_a_damaged_record_costs_its_own_row(ledger: Ledger) -> None:
     assert [found[f"r/g/{n}"].state for n in range(2)] == ["unreadable", "queued"]
 
 
+def test_a_damaged_tally_costs_its_own_row(ledger: Ledger) -> None:
+    ledger.submit(group())
+    play(ledger, "r/g/0")
+    ledger.redis.hset(ledger.keys.group("g"), "tally:0", "turns inf")
+    found = rows(live(ledger))
+    assert [found[f"r/g/{n}"].state for n in range(2)] == ["unreadable", "queued"]
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("size", "4294967296"), ("size", "-1"), ("size", "x"), ("spare", "9" * 5000)],

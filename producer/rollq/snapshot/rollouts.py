@@ -266,7 +266,7 @@ def _rollout(
         )
     except (ContractError, LedgerError) as e:
         return e
-    except (TypeError, ValueError) as e:
+    except (OverflowError, TypeError, ValueError) as e:
         return LedgerError(f"job {id} cannot be read: {e}")
 
 

@@ -57,12 +57,12 @@ class Episodes:
     """
 
     def __init__(self, ledger: Ledger, producer: Producer, keep_steps: int) -> None:
-        """`keep_steps`: see `Client.episodes`."""
+        """`keep_steps`: see `Client.episodes`. Raises ContractError."""
         self._reader = LedgerReader(ledger.redis, ledger.run)
         self._producer = producer
         self._run_name = ledger.run
         self._deliveries = Deliveries(ledger.redis, ledger.run)
-        self._keep_steps = keep_steps
+        self._keep_steps = whole_number("keep_steps", keep_steps, at_least=0)
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._retry = RetryLoop(wait=self._pause)

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,12 @@ def test_what_is_refused_leaves_the_first_alone(client: Client, ledger: Ledger) 
         return await asyncio.wait_for(first, 10)
 
     assert asyncio.run(both()).job.id == "r/g/0"
+
+
+@pytest.mark.parametrize("keep_steps", ["20", None, -1, 2.0])
+def test_steps_that_are_no_whole_number_are_refused(client: Client, keep_steps: Any) -> None:
+    with pytest.raises(ContractError, match="keep_steps must be a whole number of at least 0"):
+        client.episodes(keep_steps)
 
 
 @pytest.mark.parametrize("several", [{"size": 2}, {"size": 1, "spare": 1}])

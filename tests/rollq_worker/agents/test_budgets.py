@@ -66,15 +66,27 @@ class TestBudgets:
                 played.stop,
             )
 
-    def test_a_text_that_is_far_too_long_never_becomes_tokens(self) -> None:
+    @pytest.mark.parametrize("where", ["content", "arguments", "tools"])
+    def test_a_text_that_is_far_too_long_never_becomes_tokens(self, where: str) -> None:
+        text = "x" * 9000
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": text}}
+        called = {"role": "assistant", "content": "", "tool_calls": [call]}
+        result = {"role": "tool", "tool_call_id": "c", "content": ""}
+        tool = {"type": "function", "function": {"name": "f", "description": text}}
+        asked: dict[str, Any] = {
+            "content": {"messages": [user(text)]},
+            "arguments": {"messages": [user("hi"), called, result]},
+            "tools": {"messages": [user("hi")], "tools": [tool]},
+        }[where]
+
         class Written(FakeRenderer):
             def open(self, messages: Any, tools: Any) -> Any:
-                assert len(messages[-1]["content"]) < 9000
+                assert text not in repr((messages, tools))
                 return super().open(messages, tools)
 
         def agent(episode: Episode) -> None:
             with pytest.raises(Refused, match="context_length_exceeded"):
-                ask(episode, [user("x" * 9000)])
+                ask(episode, **asked)
             ask(episode, [user("hi")])
 
         played = play(agent, "hi", budget={"max_tokens": 500}, renderer=Written())

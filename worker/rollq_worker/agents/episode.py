@@ -280,7 +280,7 @@ class AgentEpisode:
         hundred times its memory.
         """
         most = DENSEST_TOKEN * room(self.job, self._engine, 0)
-        texts = [message["content"] for message in request.messages]
+        texts = request.texts
         if sum(map(len, texts)) > most and sum(len("".join(text.split())) for text in texts) > most:
             raise self._no_room()
 

@@ -63,6 +63,15 @@ class TurnRequest:
     `TraceTree.recognised`.
     """
 
+    @property
+    def texts(self) -> list[str]:
+        """What the model is shown. Reasoning is left out, as most templates do with old turns'."""
+        texts = [json.dumps(self.tools, ensure_ascii=False)]
+        for message in self.messages:
+            texts.append(message["content"])
+            texts += [call["function"]["arguments"] for call in message.get("tool_calls", ())]
+        return texts
+
 
 def with_options(job: Job, options: Mapping[str, Json]) -> Job:
     """The job with the options of a request. A turn is never longer than the job's own. Raises

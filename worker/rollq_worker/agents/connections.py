@@ -44,9 +44,7 @@ class Connections(web.Server):
         ] = {}
         """The oldest first."""
         self._idle: dict[web.RequestHandler, None] = {}
-        """Those with the key and without a request. The one that has waited longest is the
-        first.
-        """
+        """Connections with the key and without a request, the one that waits longest first."""
 
     async def accept(self, listening: socket.socket) -> None:
         """Serves the connections of a socket until it is cancelled."""

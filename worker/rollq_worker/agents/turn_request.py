@@ -65,7 +65,7 @@ class TurnRequest:
 
     @property
     def texts(self) -> list[str]:
-        """What the model is shown. Reasoning is left out, as most templates do with old turns'."""
+        """Texts that the model is shown, without reasoning, which most templates leave out."""
         texts = [json.dumps(self.tools, ensure_ascii=False)]
         for message in self.messages:
             texts.append(message["content"])

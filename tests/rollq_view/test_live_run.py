@@ -222,6 +222,16 @@ def test_a_run_that_is_deleted_has_no_rows(ledger: Ledger) -> None:
     assert rows(run) == {}
 
 
+def test_a_run_that_is_deleted_and_submitted_again_is_read_anew(ledger: Ledger) -> None:
+    run = live(ledger)
+    for reward in (1.0, 0.0):
+        ledger.submit(group(labels={"reward": reward}))
+        play(ledger, "r/g/0", reward)
+        assert rows(run)["r/g/0"].reward == reward
+        assert rows(run) == rows(live(ledger))
+        DeadLetters(ledger.redis, "r").forget_run()
+
+
 def test_a_damaged_record_costs_its_own_row(ledger: Ledger) -> None:
     ledger.submit(group())
     ledger.redis.hset(ledger.keys.job("r/g/0"), "attempt", "many")

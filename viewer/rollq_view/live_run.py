@@ -49,6 +49,7 @@ class LiveRun:
         self._lock = Lock()
         self._forget()
         self._version = 0
+        self._began: float | None = None
         self._next_resting = 0
         self._facts: dict[str, Any] | None = None
         """The counts. None before the first read."""
@@ -101,9 +102,10 @@ class LiveRun:
 
     def _read_rows(self) -> None:
         indexes = self.reader.indexes()
-        if not indexes.exists and self._ids:
+        if indexes.began != self._began and self._ids:  # it was deleted
             self._forget()
             self._version += 1
+        self._began = indexes.began
         dead_groups = dict.fromkeys(map(group_of, indexes.dead))
         names = {**indexes.groups, **dead_groups}
         self._find_groups([name for name in names if not self._is_read(name)])

@@ -14,6 +14,7 @@ from rollq.errors import ContractError, LedgerError
 from rollq.events import Closed
 from rollq.images import IMAGES, images_by_hash, references
 from rollq.job import Job, Purpose, parse_id
+from rollq.ledger.keys import RUNS
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.records import sample_of
 from rollq.ledger.replies import JobState
@@ -43,7 +44,8 @@ OF_JOB = (
 class Indexes:
     """The places of the run's groups and jobs, read in one round trip."""
 
-    exists: bool
+    began: float | None
+    """Unix time of the run's first submission; None if it is not listed."""
     groups: Mapping[str, str]
     """State by name: those that are open, ready or held."""
     queued: frozenset[str]
@@ -133,16 +135,14 @@ class RolloutReader:
         keys = self._reader.keys
         pipe = self._pipe()
         places = [(place, purpose) for place in PLACES for purpose in Purpose]
-        pipe.exists(keys.meta)
+        pipe.zscore(RUNS, self.run)
         for place in places:
             pipe.zrange(keys.groups(*place), 0, -1)
         for key in (keys.queued, keys.leased, keys.dead):
             pipe.zrange(key, 0, -1)
-        exists, *groups, queued, leased, dead = self._reader.scripts.guard(
-            keys.queued, pipe.execute
-        )
+        began, *groups, queued, leased, dead = self._reader.scripts.guard(keys.queued, pipe.execute)
         return Indexes(
-            exists=bool(exists),
+            began=began,
             groups={
                 text(name): place
                 for (place, _), names in zip(places, groups, strict=True)

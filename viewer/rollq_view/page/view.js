@@ -5,7 +5,7 @@ const LIVE_S = 2; // seconds between two looks at a run that is being played
 const page = document.getElementById('page');
 const bar = document.getElementById('bar');
 const said = document.getElementById('said');
-const App = { start: null, shown: '', draw: null, timer: 0, number: 0, token: '', failing: false };
+const App = { start: null, draw: null, timer: 0, number: 0, token: '', failing: false };
 
 async function api(name, params = {}) {
   const asked = new URLSearchParams(Object.entries(params).filter(([, value]) => value !== '' && value !== undefined && value !== null));

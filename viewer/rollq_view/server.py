@@ -120,9 +120,9 @@ class ViewServer:
         listing = await asyncio.to_thread(self.place.listing, request.query["run"])
         chosen = await asyncio.to_thread(rows.select, listing.rows.values(), query)
         some = chosen[query.offset : query.offset + min(query.limit, MOST_ROWS)]
-        return _json(
-            {"total": len(chosen), "rows": [asdict(row) | {"outcome": row.outcome} for row in some]}
-        )
+        shown = [asdict(row) | {"outcome": row.outcome} for row in some]
+        trouble = {name: listing.facts.get(name) for name in ("trouble", "age_s")}
+        return _json({"total": len(chosen), "rows": shown, **trouble})
 
     async def groups(self, request: web.Request) -> web.Response:
         """Groups that have a row that the query chooses, each with all its members."""

@@ -1,6 +1,7 @@
 """The pages in a real browser: ten thousand rows, a run that grows, keys, colours, actions."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,22 @@ def test_a_server_that_is_gone_is_said(tmp_path: Path, browser: Any) -> None:
     page.close()
 
 
+@contextmanager
+def without(ledger: Ledger, away: list[bool]) -> Iterator[None]:
+    """A Redis that does not answer while the list is not empty."""
+    connection: Any = ledger.redis
+    answer = connection.retrying
+
+    def call(*of: Any, **options: Any) -> Any:
+        if away:
+            raise redis.TimeoutError("Timeout reading from socket")
+        return answer(*of, **options)
+
+    connection.retrying = call
+    yield
+    del connection.retrying
+
+
 @pytest.mark.parametrize("path", ["#/", "#/run/r", "#/run/r/rollout/r%2Fg%2F0"])
 def test_a_page_that_is_opened_while_redis_is_away_comes_when_it_is_back(
     ledger: Ledger, browser: Any, path: str
@@ -297,22 +314,27 @@ def test_a_page_that_is_opened_while_redis_is_away_comes_when_it_is_back(
     ledger.submit(group())
     away = [True]
 
-    def call(*of: Any, **options: Any) -> Any:
-        if away:
-            raise redis.TimeoutError("Timeout reading from socket")
-        return answer(*of, **options)
-
-    with served(RedisPlace(ledger.redis, "redis://here")) as server:
-        connection: Any = ledger.redis
-        answer, connection.retrying = connection.retrying, call
+    with served(RedisPlace(ledger.redis, "redis://here")) as server, without(ledger, away):
         page = browser.new_page()
         page.goto(server.url + path)
         page.wait_for_selector("text=does not answer")
         away.clear()
         page.wait_for_selector("text=does not answer", state="detached")
         page.wait_for_selector("text=queued")
-        del connection.retrying
         page.close()
+
+
+def test_the_page_of_a_group_says_that_redis_is_away(ledger: Ledger, opens: Opens) -> None:
+    ledger.submit(group())
+    away: list[bool] = []
+    with served(RedisPlace(ledger.redis, "redis://here")) as server, without(ledger, away):
+        page = opens(f"{server.url}#/run/r/group/g")
+        page.wait_for_selector(".member")
+        away.append(True)
+        page.wait_for_selector("#said >> text=This was read")
+        away.clear()
+        page.wait_for_selector("#said >> text=This was read", state="detached")
+        assert page.locator(".member").count() == 2
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (390, 800)])

@@ -294,7 +294,11 @@ function linksOf(run, found, attempt) {
 const NO_MEMBERS = 'It has no rollouts here. Once a group is acknowledged, they are in your exported file only.';
 
 async function showGroup(run, group, number) {
-  const read = () => api('rollouts', { run, group, limit: 64 });
+  const read = async () => {
+    const answer = await api('rollouts', { run, group, limit: 64 });
+    trouble(answer);
+    return { total: answer.total, rows: answer.rows };
+  };
   const draw = async ({ total, rows }) => {
     rows.sort((a, b) => a.sample - b.sample);
     const pages = [];

@@ -167,11 +167,11 @@ def odd(**methods: Any) -> FakeEnvironment:
         ),
         (
             odd(step=lambda action: Observation("", reward="1")),
-            "the reward is '1', not a finite number",
+            "the reward is '1', not a finite int or float",
         ),
         (
             odd(step=lambda action: Observation("", reward=True)),
-            "the reward is True, not a finite number",
+            "the reward is True, not a finite int or float",
         ),
         (odd(step=lambda action: Observation("", np.ones(2))), "step(respond): ValueError"),
         (odd(grade=lambda: Grade(math.nan)), "environment.grade: TypeError: the reward is nan"),

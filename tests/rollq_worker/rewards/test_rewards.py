@@ -95,9 +95,9 @@ def test_it_sees_every_event_and_also_grades_what_the_environment_did_not_end() 
     ("returned", "says"),
     [
         (None, "TypeError"),
-        (float("nan"), "nan, not a finite number"),
-        (True, "True, not a finite number"),
-        ("1.0", "'1.0', not a finite number"),
+        (float("nan"), "nan, not a finite int or float"),
+        (True, "True, not a finite int or float"),
+        ("1.0", "'1.0', not a finite int or float"),
         (Grade(1.0, {"x": float("inf")}), "not JSON compliant"),
         (Grade(1.0, {"x": object()}), "not JSON serializable"),
     ],

@@ -96,4 +96,4 @@ def _checked_info(grade: Grade) -> dict[str, Json]:
 
 def _check_reward(reward: object) -> None:
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise TypeError(f"the reward is {reward!r}, not a finite number")
+        raise TypeError(f"the reward is {reward!r}, not a finite int or float")

@@ -152,7 +152,7 @@ def test_tasks_of_an_environment_that_starts_programs_are_played_at_once() -> No
         ("text", r"step\(\) returns a str, not Observation \(in the call add\({\"n\": 4}\)\)"),
         ("random", "gave other results the second time: seed it from env_args"),
         ("grade", r"grade\(\) returns a float, not Grade"),
-        ("nan", "not a finite number"),
+        ("nan", "not a finite int or float"),
         ("changing", "earn"),
         ("unearned", r"the ground truth earns 0\.0, not 1\.0"),
         ("task", "task\\(\\) returns a dict"),

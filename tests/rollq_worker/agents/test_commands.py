@@ -10,7 +10,6 @@ import sys
 import tempfile
 import textwrap
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path

@@ -174,7 +174,7 @@ def read_run(reader: LedgerReader, at: float, oldest: int = 1) -> RunSnapshot:
     groups, queues, failures = _records(reader, indexes.groups, of_queued, ids)
     failing = {}
     for id, (failure, reason, *times) in zip(ids, failures, strict=True):
-        if failure and any(number(count) for count in times):
+        if failure and any(map(number, times)):
             failing[id] = failure_line(text(failure), text(reason))
     tokenizer, template, beat, adapter = indexes.fields
     return RunSnapshot(

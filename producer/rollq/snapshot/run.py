@@ -172,10 +172,6 @@ def read_run(reader: LedgerReader, at: float, oldest: int = 1) -> RunSnapshot:
     ids = list(dict.fromkeys(text(member).partition("#")[0] for member in members))
     of_queued = list(dict.fromkeys(group_of(text(job)) for job in indexes.queued))
     groups, queues, failures = _records(reader, indexes.groups, of_queued, ids)
-    failing = {}
-    for id, (failure, reason, *times) in zip(ids, failures, strict=True):
-        if failure and any(map(number, times)):
-            failing[id] = failure_line(text(failure), text(reason))
     tokenizer, template, beat, adapter = indexes.fields
     return RunSnapshot(
         run=reader.run,
@@ -192,13 +188,22 @@ def read_run(reader: LedgerReader, at: float, oldest: int = 1) -> RunSnapshot:
         overdue_s=max(0.0, at - indexes.due[0][1]) if indexes.due else 0.0,
         unclaimed_s=max(0.0, at + CONFIRMED_S - indexes.sent[0][1]) if indexes.sent else 0.0,
         looked_at=len(ids),
-        failing=failing,
+        failing=_failing(ids, failures),
     )
 
 
 def group_of(job_id: str) -> str:
     """The name of the job's group."""
     return job_id.partition("/")[2].partition("/")[0]
+
+
+def _failing(jobs: Sequence[str], records: Sequence[Any]) -> dict[str, str]:
+    """The last failure of each of these jobs that counts one, by job."""
+    lines = {}
+    for job, (failure, reason, *times) in zip(jobs, records, strict=True):
+        if failure and any(map(number, times)):
+            lines[job] = failure_line(text(failure), text(reason))
+    return lines
 
 
 def _indexes(reader: LedgerReader, at: float, oldest: int) -> _Indexes:

@@ -170,6 +170,7 @@ def test_a_function_that_returns_no_domain(game: Path, function: str, message: s
     ("code", "says"),
     [
         ("import no_such_module_of_mine", r"ModuleNotFoundError.*no_such_module_of_mine"),
+        ("import asyncio; raise asyncio.CancelledError", r"game\.py:load\): CancelledError: "),
         ("import sys; sys.exit(3)", r"game\.py:load\): SystemExit: 3 \(/\S+/game\.py:1\)"),
         ("def", r"game\.py:load\): SyntaxError"),
         ("x = '\udce9'", r"game\.py:load\): SyntaxError"),

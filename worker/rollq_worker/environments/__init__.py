@@ -119,9 +119,9 @@ def _load(name: str, source: _Source) -> Domain:
     try:
         loaded = source.load()(source.variant)
         problem = _problem(loaded)
-    except RollqError:
+    except (RollqError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # other people's code
+    except BaseException as error:  # other people's code: also sys.exit(), a cancelled coroutine
         line = line_of(error)
         text = f"{type(error).__name__}: {error}" + (f" ({line})" if line else "")
         raise JobFailure(f"environment {name!r} ({source.where}): {text}") from error

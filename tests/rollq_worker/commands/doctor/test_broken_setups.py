@@ -213,6 +213,7 @@ def load(variant=None):
     ("fails", "says"),
     [
         ("raise SystemExit('no data here')", "SystemExit: no data here"),
+        ("import asyncio; raise asyncio.CancelledError('gone')", "CancelledError: gone"),
         ("import no_such_package", "No module named 'no_such_package'"),
     ],
 )

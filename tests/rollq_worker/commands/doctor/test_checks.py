@@ -1,5 +1,6 @@
 """Single checks of the doctor: of engines and environments, and of a check that fails."""
 
+from asyncio import CancelledError
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,9 @@ def test_an_environment_that_does_not_exist(doctor: Doctor) -> None:
     assert report["checks"]["environment shop"]["tools"] > 3
 
 
-@pytest.mark.parametrize("error", [ValueError, RollqError, NoResponse, OSError, SystemExit])
+@pytest.mark.parametrize(
+    "error", [ValueError, RollqError, NoResponse, OSError, SystemExit, CancelledError]
+)
 def test_a_check_that_raises_ends_no_other_one_and_tells_no_password(
     error: type[BaseException],
 ) -> None:

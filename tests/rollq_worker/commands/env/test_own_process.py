@@ -88,6 +88,16 @@ def test_a_call_that_does_not_return(
     assert (report.cut_short == "") == (lines == {})
 
 
+def test_an_error_such_as_that_of_a_cancelled_coroutine_is_a_problem_of_its_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = "raise BaseException('gone')"
+    report = checked(world(tmp_path, monkeypatch, step=step)).report
+    [line] = report.lines
+    assert re.match(r"task 0: BaseException: gone \(\S+.py:23, in the call", line)
+    assert report.played == 2 and not report.cut_short
+
+
 def test_a_load_that_does_not_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(own_process.SettingsError, match=r"loading world@.* with exit code 3"):
         checked(world(tmp_path, monkeypatch, load="os._exit(3)"))

@@ -213,7 +213,9 @@ def _tools_of(name: str) -> Sequence[Mapping[str, Any]] | None:
             return list(first.tools)
         finally:
             getattr(first, "close", lambda: None)()
-    except (Exception, SystemExit):  # other people's code
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # other people's code: also sys.exit() and a cancelled coroutine
         return None
 
 
@@ -246,7 +248,7 @@ class Limited:
     def _run(self) -> None:
         try:
             self._findings = self._check()
-        except (Exception, SystemExit) as e:  # of Redis, Celery, and other people's environments
+        except BaseException as e:  # of Redis, Celery, and other people's environments
             self._error = e
 
     def _failure(self, says: str) -> Finding:

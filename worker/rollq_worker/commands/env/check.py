@@ -208,7 +208,9 @@ def _check_index(
         report.add_problem(index, what, "diverged")
     except RollqError as e:
         _add_error(report, index, str(e), e.__cause__ or e)
-    except (Exception, SystemExit) as e:  # other people's code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:  # other people's code: also sys.exit() and a cancelled coroutine
         _add_error(report, index, f"{type(e).__name__}: {e}", e)
     return report
 
@@ -350,7 +352,7 @@ class _Typed:
         try:
             observation = _of_type("step() returns", self.environment.step(action), (Observation,))
             _of_type("Observation.done is", observation.done, (bool,))
-        except (Exception, SystemExit) as e:  # other people's code
+        except BaseException as e:  # other people's code
             e.add_note(
                 "in the call "
                 f"{action.name}({json.dumps(dict(action.arguments), ensure_ascii=False):.200})"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from rollq import cli
@@ -67,6 +68,8 @@ class Episode:
             return "4"
         if self.wrong == "done":
             return Observation("4", done="no")  # type: ignore[arg-type]
+        if self.wrong == "numpy done":
+            return Observation("4", done=numpy.bool_(False))  # type: ignore[arg-type]
         if self.wrong == "exit":
             sys.exit(3)
         if self.wrong == "random":
@@ -160,6 +163,7 @@ def test_tasks_of_an_environment_that_starts_programs_are_played_at_once() -> No
         ("no environment", r"open\(\) returned None, not an environment"),
         ("no json", r"Grade.info\['right'\] is not JSON: Object of type set"),
         ("done", "Observation.done is a str, not bool"),
+        ("numpy done", r"Observation.done is a numpy.bool\w*, not bool"),
         ("info", "Grade.info is a list, not Mapping"),
         ("open", r"OSError: no data here \(\S+/test_env.py:\d+\)"),
         ("exit", r"SystemExit: 3 \(\S+/test_env.py:\d+, in the call add\({\"n\": 4}\)\)"),

@@ -368,9 +368,12 @@ class _Typed:
 
 def _of_type(what: str, value: T, kinds: tuple[type, ...]) -> T:
     if not isinstance(value, kinds):
-        raise TypeError(
-            f"{what} a {type(value).__name__}, not {' or '.join(kind.__name__ for kind in kinds)}"
+        kind = type(value)
+        # numpy has a bool of its own
+        name = (
+            kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
         )
+        raise TypeError(f"{what} a {name}, not {' or '.join(kind.__name__ for kind in kinds)}")
     return value
 
 

@@ -1,9 +1,12 @@
 """Which task a conversation is about, and which of its moves have been made."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from rollq.env import RESPOND, STOP_MARKER, Action, Task
-from rollq.errors import JobFailure
+from rollq.errors import JobFailure, SettingsError
 from rollq_worker.protocols import ReadTurn
 from rollq_worker.replay_engine.policy.task_progress import TaskIndex, TaskProgress
 from tests.rollq_worker.replay_engine.shop_episodes import SHOP, SPLIT
@@ -76,3 +79,33 @@ def test_the_first_user_message_with_an_opening_names_the_task(tasks: TaskIndex)
 def test_unknown_environments_are_refused() -> None:
     with pytest.raises(JobFailure, match="no-such-env"):
         TaskIndex.load("shop,no-such-env")
+
+
+class Wrong:
+    """A domain with one task, that is wrong."""
+
+    name = version = "wrong"
+
+    def __init__(self, **changes: Any) -> None:
+        self.changes = changes
+
+    def splits(self) -> dict[str, int]:
+        return {"train": 1}
+
+    def task(self, split: str, index: int) -> Task:
+        return replace(TASK, **self.changes)
+
+    def open(self, *which: Any) -> Any:
+        raise ValueError("no data here")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"opening": None}, "AttributeError: 'NoneType'"),
+        ({"moves": ()}, r"ValueError: no data here \(\S+/test_task_progress.py:\d+\); `rollq env"),
+    ],
+)
+def test_a_wrong_task_is_named(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingsError, match=f"task 0 of wrong/train cannot be played: {says}"):
+        TaskIndex([Wrong(**changes)])

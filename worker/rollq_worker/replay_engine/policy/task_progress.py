@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rollq.env import RESPOND, Action, Domain, Task
-from rollq.errors import RollqError
+from rollq.errors import RollqError, SettingsError
 from rollq.job import Json
 from rollq_worker import environments
 from rollq_worker.context.summary import HEADING, POLICY_REQUEST
 from rollq_worker.episode.text_actions import TextForm, form_of, read_action
+from rollq_worker.extensions.authors_line import line_of
 from rollq_worker.protocols import ReadTurn
 from rollq_worker.replay_engine.policy.made_up_moves import made_up_moves
 
@@ -121,17 +122,26 @@ class TaskIndex:
     def _add_split(self, domain: Domain, split: str, count: int) -> None:
         tools: Sequence[Json] | None = None
         for index in range(count):
-            task = domain.task(split, index)
-            if not task.moves:
-                tools = _tools(domain, split, index) if tools is None else tools
-                task = replace(task, moves=made_up_moves(task, tools))
-            self._by_opening.setdefault(_plain(task.opening), task)
-            self._by_instruction.setdefault(_plain(task.instruction), task)
+            try:
+                task = domain.task(split, index)
+                if not task.moves:
+                    tools = _tools(domain, split, index) if tools is None else tools
+                    task = replace(task, moves=made_up_moves(task, tools))
+                self._by_opening.setdefault(_plain(task.opening), task)
+                self._by_instruction.setdefault(_plain(task.instruction), task)
+            except RollqError:
+                raise
+            except (Exception, SystemExit) as e:  # other people's code
+                line = line_of(e)
+                raise SettingsError(
+                    f"task {index} of {domain.name}/{split} cannot be played: {type(e).__name__}: "
+                    f"{e}{f' ({line})' if line else ''}; `rollq env check` says more"
+                ) from e
 
     @classmethod
     def load(cls, env: str) -> TaskIndex:
         """The tasks of one environment, of several with commas between them, or of `all` that are
-        installed.
+        installed. Raises SettingsError that names a task which cannot be played.
         """
         if env != "all":
             return cls(environments.domain(name.strip()) for name in env.split(","))

@@ -325,8 +325,9 @@ def test_an_address_without_a_server_is_a_failed_connection(
 ) -> None:
     monkeypatch.setattr(http, "CONNECT_TIMEOUT_S", 0.2)
     for host in ("127.0.0.1", "no-such-host.invalid", "[::1]"):
-        with pytest.raises(ConnectFailed):
+        with pytest.raises(ConnectFailed) as caught:
             send(EngineHttp(f"http://{host}:9"))
+        assert ("gaierror" in str(caught.value)) == (host == "no-such-host.invalid")
 
 
 def test_a_login_is_sent(connect: Connect) -> None:

@@ -232,9 +232,8 @@ class EngineConnections:
             connection = partial(
                 HTTPSConnection, context=ssl.create_default_context(cafile=where())
             )
-        self._connection = partial(
-            connection, parts.host or "", parts.port, timeout=CONNECT_TIMEOUT_S
-        )
+        host = (parts.host or "").strip("[]")  # of an IPv6 address, which sockets take without
+        self._connection = partial(connection, host, parts.port, timeout=CONNECT_TIMEOUT_S)
         self._idle: deque[tuple[HTTPConnection, float]] = deque()
         """Idle connections, each with the monotonic time of its last use."""
         self._closed = False

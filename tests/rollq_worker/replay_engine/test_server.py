@@ -4,6 +4,7 @@ its process.
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -183,6 +184,14 @@ class TestProcess:
             os.kill(process.pid, number)
             assert process.wait(60) == 0
             assert out.read() == ""
+
+    def test_an_address_of_ipv6_has_brackets(self) -> None:
+        try:
+            socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        except OSError as e:
+            pytest.skip(f"this machine has no IPv6: {e}")
+        with replaying(host="::1") as address:
+            assert generate(address).status_code == 200
 
     def test_a_port_in_use_is_named(self, address: str) -> None:
         with pytest.raises(SettingsError, match="cannot listen on"):

@@ -299,7 +299,8 @@ async def run(server: ReplayServer, until: asyncio.Event, ready: Callable[[str],
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
-        ready(f"http://{host}:{runner.addresses[0][1]}")
+        in_address = f"[{host}]" if ":" in host else host  # IPv6
+        ready(f"http://{in_address}:{runner.addresses[0][1]}")
         await until.wait()
     except OSError as e:
         raise SettingsError(f"cannot listen on {host}:{port}: {e.strerror or e}") from e

@@ -288,7 +288,7 @@ def test_a_space_is_put_where_the_whole_text_would_have_one(scheme: str):
 
 def spaced() -> bytes:
     """A vocabulary in the manner of SentencePiece, whose rows of spaces and line ends are added
-    tokens.
+    tokens. That of tabs stands behind the model's own vocabulary, as in GPT-NeoX's.
     """
     texts = ["<eos>", "<|im_start|>", "<|im_end|>", "\n\n", "\u2581\u2581", "<b>"]
     vocab = {
@@ -301,7 +301,7 @@ def spaced() -> bytes:
             "version": "1.0",
             "added_tokens": [
                 {"id": id, "content": text, "special": id < 3} | flags
-                for id, text in enumerate(texts)
+                for id, text in (*enumerate(texts), (len(vocab), "\t\t"))
             ],
             "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
             "pre_tokenizer": None,

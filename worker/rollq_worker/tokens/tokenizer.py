@@ -248,8 +248,8 @@ def _without_controls(full: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer,
     """The vocabulary (shared, not copied) without post-processor and control tokens; and the ids of
     white space.
 
-    In some vocabularies (Gemma's) rows of spaces and line ends are added tokens. They are text, so
-    they stay.
+    In some vocabularies rows of spaces and line ends are added tokens: inside the model's own one
+    (Gemma), or right behind it (GPT-NeoX). They are text, so they stay.
     """
     import tokenizers
 
@@ -259,10 +259,14 @@ def _without_controls(full: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer,
     if full.pre_tokenizer is not None:
         plain.pre_tokenizer = _in_the_middle(full.pre_tokenizer)
     spaces = {}
-    for id, token in full.get_added_tokens_decoder().items():
-        is_blank = not token.special and _BLANK.fullmatch(token.content)
-        if is_blank and full.model.token_to_id(token.content) == id:
+    next_id = full.get_vocab_size(with_added_tokens=False)  # of a token that the model lacks
+    for id, token in sorted(full.get_added_tokens_decoder().items()):
+        if token.special or not _BLANK.fullmatch(token.content):
+            continue
+        id_in_model = full.model.token_to_id(token.content)
+        if id_in_model == id or (id_in_model is None and id == next_id):
             spaces[id] = token
+            next_id += id_in_model is None
     plain.add_tokens(list(spaces.values()))
     return plain, frozenset(spaces)
 

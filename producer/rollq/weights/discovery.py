@@ -21,9 +21,10 @@ ROUTER_TIMEOUT_S = 10.0
 
 def check_engine_url(url: str) -> None:
     """Raises SettingsError unless it is the address of an engine or a router, without a login."""
-    if not is_http(url) or "@" in urllib.parse.urlsplit(url).netloc:
+    is_address = isinstance(url, str) and is_http(url)
+    if not is_address or "@" in urllib.parse.urlsplit(url).netloc:
         raise SettingsError(
-            f"not the address of an engine, like http://HOST:PORT: {mask_url(url)} (a key "
+            f"not the address of an engine, like http://HOST:PORT: {mask_url(str(url))} (a key "
             "goes into a file)"
         )
 

@@ -127,7 +127,7 @@ class ControlConnection:
                     answer = _answer(e.code, e.read())
         except TimeoutError:
             raise ControlFailure(f"no answer to {path} within {timeout_s:g} s") from None
-        except (OSError, http.client.HTTPException) as e:
+        except (OSError, UnicodeError, http.client.HTTPException) as e:
             reason = getattr(e, "reason", None) or e
             if isinstance(reason, TimeoutError):
                 raise ControlFailure(f"cannot be reached within {timeout_s:g} s") from None
@@ -140,7 +140,7 @@ class ControlConnection:
 def _answer(status: int, raw: bytes) -> Answer:
     try:
         return Answer(status, json.loads(raw))
-    except ValueError:
+    except (ValueError, RecursionError):
         return Answer(status, raw.decode("utf-8", "replace"))
 
 

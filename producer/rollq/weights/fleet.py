@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from rollq.errors import SettingsError, SyncError
 from rollq.job import NAME, served_adapter
+from rollq.numbers import is_number
 from rollq.urls import mask_url
 from rollq.weights.discovery import check_engine_url, engines_at
 from rollq.weights.engine_control import (
@@ -79,6 +80,8 @@ class Fleet:
             raise SettingsError(
                 f"a fleet takes a list of addresses, also of one: Fleet([{mask_url(urls)!r}])"
             )
+        for url in urls:
+            check_engine_url(url)
         self._urls = [url.rstrip("/") for url in urls]
         if not self._urls:
             raise SettingsError("no engine is named or listed: a fleet has at least one")
@@ -87,11 +90,14 @@ class Fleet:
                 raise SettingsError(
                     f"{mask_url(url)} is there twice: a fleet needs each of its engines once"
                 )
-            check_engine_url(url)
         self._key = _read_key(Path(api_key_file)) if api_key_file is not None else None
         if pause not in [*PauseMode]:
             raise SettingsError(f"a pause is {', '.join(PauseMode)}, not {pause!r}")
         self._pause = PauseMode(pause)
+        if not is_number(update_timeout_s) or update_timeout_s <= 0:
+            raise SettingsError(
+                f"update_timeout_s is a number of seconds above 0, not {update_timeout_s!r:.80}"
+            )
         self._update_timeout_s = update_timeout_s
         self._checksums = checksums
         self._compiled: set[str] = set()
@@ -166,7 +172,8 @@ class Fleet:
         """
         if isinstance(keep, str):
             raise SettingsError(f"versions are kept by a list, also a single one: keep=[{keep!r}]")
-        kept = {served_adapter(_checked_adapter(name), version) for version in keep}
+        _checked_adapter(name)
+        kept = {served_adapter(name, version) for version in keep}
 
         def one(engine: UpdatingEngine) -> None:
             for served in engine.adapters():
@@ -398,6 +405,8 @@ def _checked(version: str) -> str:
 
 
 def _folder(path: str | Path) -> str:
+    if not isinstance(path, str | Path):
+        raise SettingsError(f"path is a folder of weights, not {path!r:.80}")
     if folder := str(path).rstrip("/"):
         return folder
     raise SettingsError("path is empty: name the folder of the weights, as the engines see it")

@@ -118,6 +118,8 @@ def test_a_slash_at_the_end_of_a_folder_is_no_other_folder(had: str, wanted: str
 def test_a_name_that_is_none(name: str) -> None:
     with pytest.raises(SettingsError, match="the name of an adapter must match"):
         Fleet(["http://a"]).load_adapter(name, "/x", "1")
+    with pytest.raises(SettingsError, match="the name of an adapter must match"):
+        Fleet(["http://a"]).unload_adapter(name, [])
 
 
 def test_no_folder() -> None:

@@ -1,8 +1,10 @@
 """The weight update of a fleet, on servers that show every call."""
 
+import math
 import pickle
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -253,6 +255,13 @@ class TestFailures:
             with pytest.raises(SettingsError, match="not the address of an engine"):
                 router_engines(wrong)
 
+    @pytest.mark.parametrize("path", ["//a..b:1", "//127.0.0.1:1/\u00e4", None])
+    def test_a_router_that_cannot_be_asked(self, path: str | None) -> None:
+        router = FakeEngine()
+        router.answers["/workers"] = (200, "[" * 200_000)
+        with serving(router) as urls, pytest.raises(SyncError, match="does not list its engines"):
+            router_engines(f"http:{path}" if path else urls[0])
+
     def test_an_smg_without_workers(self) -> None:
         with serving(FakeSmg()) as urls:
             assert list(failing(Fleet(urls)).failed.values()) == ["this smg has no workers"]
@@ -359,6 +368,7 @@ class TestSettings:
             ["ftp://a"],
             ["http://a:b"],
             ["http://u:p@a:1"],
+            [None],
         ],
     )
     def test_addresses_must_make_a_fleet(self, urls: list[str]) -> None:
@@ -372,6 +382,13 @@ class TestSettings:
             Fleet(["http://a:1"]).update(WEIGHTS, "")
         with pytest.raises(SettingsError, match="path is empty"):
             Fleet(["http://a:1"]).update("", "7")
+        with pytest.raises(SettingsError, match="path is a folder of weights, not None"):
+            Fleet(["http://a:1"]).update(None, "7")  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("seconds", [0, -1.0, math.nan, "1800", None])
+    def test_a_limit_is_a_number_of_seconds(self, seconds: Any) -> None:
+        with pytest.raises(SettingsError, match="update_timeout_s is a number of seconds above 0"):
+            Fleet(["http://a:1"], update_timeout_s=seconds)
 
     def test_the_key_is_sent_and_never_shown(self, tmp_path: Path) -> None:
         (file := tmp_path / "key").write_text("s3cret\n")

@@ -184,3 +184,22 @@ def test_a_malformed_call_is_answered_and_the_episode_goes_on() -> None:
     first, second, *_ = (event for event in trajectory.events if isinstance(event, Observed))
     assert "cut off" in first.errors[0] and "Error: " in tokenizer.decode(first.ids)
     assert [action["name"] for action in second.actions] == ["add"] and trajectory.reward == 1.0
+
+
+@pytest.mark.parametrize("name", ["gemma", "deepseek-r1", "laguna", "minicpm5"])
+def test_a_call_that_an_agent_shows_may_have_no_arguments(name: str) -> None:
+    renderer = ChatRenderer(habit(name), TOOLS)
+
+    def opened(arguments: str) -> str:
+        function = {"name": "f", "arguments": arguments}
+        call = {"id": "call00000", "type": "function", "function": function}
+        conversation = [
+            {"role": "user", "content": "u"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call00000", "content": "r"},
+        ]
+        return renderer.tokenizer.decode(renderer.open(conversation, TOOLS))
+
+    assert opened("") == opened("null") == opened("{}")
+    with pytest.raises(JobFailure):
+        opened("[1]")

@@ -12,6 +12,7 @@ tokens of the calls stay control tokens. It does not know templates or tokens.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import takewhile
 
 from rollq.errors import JobFailure
@@ -167,13 +168,12 @@ def _call(call: Json, family: Family, n: int) -> Json:
 
 
 def _arguments(function: Mapping[str, Json]) -> Json:
+    """The arguments of a call; "" and null mean none."""
     arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        return arguments or {}
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
+    return {} if arguments is None or arguments == "" else arguments
 
 
 def in_known_roles(messages: Sequence[Message], family: Family) -> list[Message]:
@@ -232,13 +232,20 @@ def _parts(content: str | list[Json]) -> list[Json]:
 
 
 def write_calls(calls: Sequence[Json], form: CallText) -> str:
-    """The calls of a turn, in OpenAI's form with arguments as objects, as text."""
+    """The calls of a turn, in OpenAI's form with arguments as objects, as text. Raises JobFailure
+    for other arguments.
+    """
     return form.begin + form.between.join(_write_call(call, form) for call in calls) + form.end
 
 
 def _write_call(call: Json, form: CallText) -> str:
     function = call["function"]
     arguments = function["arguments"]
+    if not isinstance(arguments, dict):
+        raise JobFailure(
+            f"a call of {function['name']!r:.80} has arguments that are not an object: "
+            f"{arguments!r:.80}"
+        )
     keywords = [f"{key}={_python(value)}" for key, value in arguments.items()]
     return form.call.format(
         name=function["name"],

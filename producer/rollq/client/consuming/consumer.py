@@ -140,11 +140,12 @@ class Consumer:
         takes nothing, when no group is being played and too few are ready. Raises PullTimeout when
         the batch is not ready within `timeout` seconds (None waits without end; up to 20 s later
         while Redis is away), and FunctionError when a filter or a reward function fails. Another
-        call then goes on with the batch. Raises NotHeld when another process has opened the name,
-        and UnknownSchema, which touches nothing, when another version of rollq wrote a group.
-        Raises ContractError for other numbers than those.
+        call then goes on with the batch. Raises NotHeld when another process has opened the name
+        or this one was forked, and UnknownSchema, which touches nothing, when another version of
+        rollq wrote a group. Raises ContractError for other numbers than those.
         """
         check_wanted(groups, timeout)
+        self._refuse_fork()
         wait = self._waiting
         wait.begin(groups, timeout)
         while True:
@@ -405,6 +406,14 @@ class Consumer:
         if self._closed:
             kept = "its name keeps its batches" if self._owner else "its groups went to others"
             raise ClientClosed(f"run {self._deliveries.run}: this consumer is closed, and {kept}")
+
+    def _refuse_fork(self) -> None:
+        """A forked process would get the batches that its parent gets, under the same holds."""
+        if os.getpid() != self._process:
+            raise NotHeld(
+                f"run {self._deliveries.run}: this consumer is that of the process which was "
+                "forked: make one in each process"
+            )
 
     def __enter__(self) -> "Consumer":
         return self

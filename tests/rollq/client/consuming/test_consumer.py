@@ -233,3 +233,27 @@ with Client(sys.argv[1], run="r") as client:
     command = [sys.executable, "-W", "ignore", "-c", code, redis_url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_process_gets_no_batch_of_its_parents(redis_url: str, ledger: Ledger) -> None:
+    """Else both would train on the same groups, and both could acknowledge them."""
+    finish_groups(ledger, "a")
+    code = """
+import os, sys
+from rollq import Client
+from rollq.errors import NotHeld
+with Client(sys.argv[1], run="r") as client:
+    consumer = client.consumer()
+    child = os.fork()
+    if not child:
+        try:
+            consumer.next(1, 60)
+        except NotHeld as e:
+            os._exit(7 if "make one in each process" in str(e) else 1)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert [group.id for group in consumer.next(1, 60).groups] == ["a"]
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code, redis_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

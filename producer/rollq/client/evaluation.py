@@ -83,7 +83,7 @@ def _short(name: str) -> str:
     """The name as a part of group names. Different names stay different."""
     plain = part_of_name(name)
     if plain == name and len(name) <= LONGEST_NAME:
-        return name
+        return plain
     return f"{plain[: LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 

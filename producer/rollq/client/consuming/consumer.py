@@ -105,6 +105,7 @@ class Consumer:
         self._rejected: set[int] = set()
         """Steps of the batches that were given back."""
         if name is not None:
+            name = str.__str__(name)  # the text of an enum's str() may be another
             opened = take_over(deliveries, purpose, name, hold_s, step, self._retry)
             self._session = named_session(purpose, name)
             self._owner = opened.owner

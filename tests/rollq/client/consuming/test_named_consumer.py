@@ -2,6 +2,7 @@
 step that its checkpoint holds.
 """
 
+import enum
 import threading
 
 import pytest
@@ -175,3 +176,17 @@ def test_names_are_of_one_purpose(client: Client, ledger: Ledger) -> None:
 def test_what_makes_no_consumer(client: Client, how: dict[str, object]) -> None:
     with pytest.raises(ContractError):
         client.consumer(**how)
+
+
+def test_a_name_of_an_enum_is_its_value(client: Client, ledger: Ledger) -> None:
+    """The str() of such a member is another text: its batches would not be found again."""
+
+    class Names(str, enum.Enum):  # noqa: UP042
+        TRAINER = "trainer"
+
+    finish_groups(ledger, "a", "b")
+    batch = client.consumer(name=Names.TRAINER).next(1, 60)
+    assert batch is not None
+    successor = client.consumer(name="trainer").next(1, 60)
+    assert successor is not None
+    assert (successor.step, names(successor)) == (batch.step, names(batch))

@@ -289,3 +289,26 @@ def test_restarts_of_redis_under_load_end_no_worker(
             worker.wait(f"r/back{n}/0")
     finally:
         store.stop(signal.SIGKILL)
+
+
+def test_a_worker_that_cannot_begin_to_serve_ends_in_one_line(redis_url: str) -> None:
+    """Celery would log the error and take messages, without the threads that keep leases."""
+    code = """
+import sys
+from types import SimpleNamespace
+from rollq.settings import Settings
+from rollq_worker.process import celery_app
+settings = Settings(broker_url=sys.argv[1], concurrency=1)
+def on_ready(consumer):
+    raise RuntimeError("can't start new thread")
+app = celery_app.make_app(settings, SimpleNamespace())
+broken = lambda: print("broken", flush=True)
+worker = celery_app.make_worker(app, settings, "w", on_ready, broken)
+worker.start()
+sys.exit(worker.exitcode)
+"""
+    command = [sys.executable, "-c", code, redis_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (celery_app.EXIT_BROKER, "broken\n"), done.stderr
+    assert "the worker ends: RuntimeError: can't start new thread" in done.stderr
+    assert "Traceback" not in done.stderr

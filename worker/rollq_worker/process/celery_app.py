@@ -301,13 +301,18 @@ def make_worker(
     on_broken: Callable[[], object],
 ) -> Any:
     """`on_ready` gets Celery's consumer once it takes messages; `on_broken` is called when it ends
-    by itself.
+    by itself, also because `on_ready` failed.
     """
 
     def ready(sender: Any, **_: object) -> None:
         signals.worker_ready.disconnect(ready)  # Celery sends it again after every lost connection
         sender.timer.call_repeatedly(1.0, sender.send_events)
-        on_ready(sender)
+        try:
+            on_ready(sender)
+        except Exception as e:  # Celery would log it and take messages all the same
+            log.critical("the worker ends: %s: %s", type(e).__name__, e)
+            on_broken()
+            raise WorkerShutdown(EXIT_BROKER) from e
 
     # of pickles, as root; only JSON is accepted
     warnings.filterwarnings("ignore", category=SecurityWarning)

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -137,7 +138,8 @@ def main(
         engines = ", ".join(map(mask_url, settings.engine_urls))
         addresses = f"redis {mask_url(settings.redis_url)}, engine {engines}"
         takes = f"{settings.concurrency} episodes at once, queues {','.join(settings.queues)}"
-        print(f"rollq worker {name}: ready, {takes}, {addresses}", flush=True)
+        with suppress(OSError):  # who reads it may be gone
+            print(f"rollq worker {name}: ready, {takes}, {addresses}", flush=True)
 
     on_broken = partial(shutdown.request, celery_app.EXIT_BROKER)
     worker = celery_app.make_worker(app, settings, name, on_ready, on_broken)

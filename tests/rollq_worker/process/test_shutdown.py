@@ -115,3 +115,15 @@ def test_it_stops_although_nobody_reads_its_messages() -> None:
             assert process.wait(60) == 0
         finally:
             process.kill()
+
+
+NO_THREADS = """
+def refuse(thread): raise RuntimeError("can't start new thread")
+threading.Thread.start = refuse
+"""
+
+
+def test_it_stops_in_time_where_the_process_may_have_no_further_thread() -> None:
+    process = program(after=NO_THREADS, last="time.sleep(120)", exit_s=0.6)
+    process.terminate()
+    assert ended(process)[:2] == (0, "stopped\n")

@@ -82,7 +82,8 @@ class Shutdown:
                 continue
             if not stopping:
                 stopping = True
-                threading.Thread(target=self._stop, name="rollq-stop", daemon=True).start()
+                if not _started(self._stop, "rollq-stop"):
+                    self._stop()
                 if number != REQUESTED:  # behind the start: stderr may be broken, or full
                     self._say("stopping; running jobs go back to the queue")
             elif number != REQUESTED:
@@ -101,17 +102,23 @@ class Shutdown:
         self._stop_consuming()
         # Each gets its own thread, because the engine may not answer and a release waits for half a
         # minute while Redis is down.
-        threading.Thread(
-            target=self._end_engine_waits, name="rollq-end-engine-waits", daemon=True
-        ).start()
+        _started(self._end_engine_waits, "rollq-end-engine-waits")
         time.sleep(RELEASE_AFTER_S)
-        threading.Thread(target=self._release_and_exit, name="rollq-release", daemon=True).start()
+        _started(self._release_and_exit, "rollq-release")
         time.sleep(max(0.0, EXIT_AFTER_S - (time.monotonic() - start)))
         os._exit(self.exit_code)
 
     def _release_and_exit(self) -> None:
         self._release()
         os._exit(self.exit_code)
+
+
+def _started(target: Callable[[], None], name: str) -> bool:
+    """False where the process may have no further thread: then it still exits in time."""
+    with suppress(RuntimeError):
+        threading.Thread(target=target, name=name, daemon=True).start()
+        return True
+    return False
 
 
 def end_when_frozen() -> None:

@@ -11,6 +11,8 @@ from rollq_worker.tokens.selfcheck.bridge_comparison import Match
 from rollq_worker.tokens.selfcheck.check import check, checked_renderer
 from rollq_worker.tokens.selfcheck.conversations import WITHOUT_TOOLS, Edge
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
+from tests.rollq_worker.tokens.family_habits import ALL_HABITS
+from tests.rollq_worker.tokens.models import THINK, tokenizer_with
 from tests.rollq_worker.tokens.qwen_vocabulary import qwen_tokenizer
 
 TOOL = {
@@ -89,6 +91,7 @@ def test_tools_may_speak_of_control_tokens(words: str):
         ("find", "a>b", "a>b"),
         ("find", " x", " x"),
         ("<find>", "x", "<find>"),
+        ("find", "<think>", "<think>"),
     ],
 )
 def test_a_name_that_could_not_be_read_back_is_refused_before_the_job_is_played(
@@ -107,6 +110,12 @@ def test_a_name_that_could_not_be_read_back_is_refused_before_the_job_is_played(
             JobFailure, match=f"no call with the name {unread!r} could be read .* rename"
         ):
             found.require()
+
+
+def test_a_tool_may_have_the_name_of_a_control_token():
+    gemma = ALL_HABITS["gemma"]
+    tokenizer = tokenizer_with("gemma", gemma.template, [*gemma.added, *THINK])
+    check(tokenizer, [TOOL]).require()
 
 
 def test_a_name_is_read_behind_a_header_that_begins_as_the_call_does():

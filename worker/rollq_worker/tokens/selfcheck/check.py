@@ -111,10 +111,7 @@ def check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool = False) -
     key = (tokenizer.hash, tokenizer.template_hash, digest, rerender)
     checked = _checks.get(key)
     if checked is None:
-        # Tools may mention control tokens. Marks stand for them, because encoding the rendered text
-        # would make tokens of them.
-        hidden: list[Json] = Guard(ControlTokens(tokenizer)).hide(list(tools))
-        checked = _compare_templates(tokenizer, hidden, rerender)
+        checked = _compare_templates(tokenizer, tools, rerender)
         if len(_checks) >= MAX_CHECKS:
             _checks.clear()
         _checks[key] = checked
@@ -138,13 +135,16 @@ def _compare_templates(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bo
     """The findings for the template as it is or, where that is better, asked to keep old
     reasoning.
     """
-    plain = ChatRenderer(tokenizer, tools)
+    # Tools may mention control tokens. Marks stand for them, because encoding the rendered text
+    # would make tokens of them.
+    hidden: list[Json] = Guard(ControlTokens(tokenizer)).hide(list(tools))
+    plain = ChatRenderer(tokenizer, hidden)
     options = [_with_best_preamble(plain, rerender)]
     free_arguments = tokenizer.arguments - tokenizer.fixed_arguments.keys()
     keep = {name: value for name, value in KEEP_REASONING.items() if name in free_arguments}
     if keep and not rerender:
         kept = replace(plain.family, template_kwargs=keep)
-        options.append(_with_best_preamble(ChatRenderer(tokenizer, tools, kept), rerender))
+        options.append(_with_best_preamble(ChatRenderer(tokenizer, hidden, kept), rerender))
     best = max(options, key=lambda option: option.quality)
     renderer = best.comparison.renderer
     return SelfCheck(
@@ -152,7 +152,7 @@ def _compare_templates(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bo
         family=renderer.family,
         preamble=renderer.preamble,
         edges=best.comparison.find_in_long(best.findings),
-        unreadable_name=unread_name(renderer),
+        unreadable_name=unread_name(renderer, tools),
     )
 
 

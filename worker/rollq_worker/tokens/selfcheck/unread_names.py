@@ -18,9 +18,11 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Names that every format reads."""
 
 
-def unread_name(renderer: ChatRenderer) -> str:
-    """The first name that the reader does not get back from a call with it; "" if there is none."""
-    for tool, name in _odd_names(renderer.tools):
+def unread_name(renderer: ChatRenderer, tools: Sequence[Json]) -> str:
+    """The first name in these tools that the reader does not get back from a call with it; "" if
+    there is none.
+    """
+    for tool, name in _odd_names(tools):
         if not _is_read(renderer, tool, name):
             return name
     return ""

@@ -224,7 +224,10 @@ def test_a_configuration_that_names_no_ends_in_the_expected_form(folder: Path):
     assert tokenizer.eos_ids == (tokenizer.added_tokens["<|im_end|>"],)
 
 
-@pytest.mark.parametrize("where", ["./nowhere", "nowhere", "/no/such/directory", "a/b/c"])
+@pytest.mark.parametrize(
+    "where",
+    ["./nowhere", "nowhere", "/no/such/directory", "a/b/c", "~nobody-here/a", "a" * 300],
+)
 def test_what_is_neither_directory_nor_hub_name_is_refused(where: str):
     with pytest.raises(SettingsError, match=f"tokenizer {where}: no such directory"):
         load_tokenizer(where)

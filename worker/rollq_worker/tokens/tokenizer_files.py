@@ -9,6 +9,7 @@ A directory holds
 """
 
 import json
+import os.path
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,10 +88,10 @@ def find_tokenizer(where: str) -> Path:
 
 
 def _folder(where: str) -> Path:
-    folder = Path(where).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(where))
+    if os.path.isdir(folder):  # unlike Path's, it takes any text
         return folder
-    if folder.exists() or not _HUB_NAME.fullmatch(where):
+    if os.path.exists(folder) or not _HUB_NAME.fullmatch(where):
         raise SettingsError(
             f"tokenizer {where}: no such directory, and not a hub name (owner/model) either"
         )

@@ -5,6 +5,7 @@ does. It leaves nothing out of earlier turns and moves nothing, so every prompt 
 before. It knows no token ids.
 """
 
+import os.path
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,11 +24,11 @@ def template_text(name: str) -> str:
     SettingsError.
     """
     names = training_templates()
-    path = _FOLDER / f"{name}.jinja" if name in names else Path(name).expanduser()
-    if not path.is_file():
+    path = _FOLDER / f"{name}.jinja" if name in names else Path(os.path.expanduser(name))
+    if not os.path.isfile(path):  # unlike Path's, it takes any text, such as the template itself
         raise SettingsError(
-            f"ROLLQ_TEMPLATE, or --template: {name!r} is neither a file nor a training template; "
-            f"there are {', '.join(names)}"
+            f"ROLLQ_TEMPLATE, or --template: {name!r:.200} is neither a file nor a training "
+            f"template; there are {', '.join(names)}"
         )
     try:
         return path.read_text(encoding="utf-8")

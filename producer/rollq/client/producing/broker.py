@@ -42,7 +42,7 @@ class Broker:
         """The exception type of the last failure; None once sending works."""
         self._app: Any = None
         self._paused_until = 0.0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler of a signal may close it meanwhile
         self._asking: Any = None
         """The connection that counts messages. It is kept, because a reaper counts every second."""
         self._asking_lock = threading.RLock()

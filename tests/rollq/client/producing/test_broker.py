@@ -2,6 +2,7 @@
 
 import base64
 import json
+import threading
 import time
 from collections.abc import Iterator
 
@@ -102,4 +103,22 @@ def test_without_celery_nothing_is_sent(redis_url: str, monkeypatch: pytest.Monk
     assert not broker.available
     assert broker.send([new("r/g/0")]) == []
     assert broker.backlog() is None
+    broker.close()
+
+
+def test_a_handler_of_a_signal_may_close_it_while_it_begins(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker(redis_url)
+    made = broker_module._app
+
+    def interrupted(url: str) -> object:
+        broker.close()  # as a handler does, in the thread that it interrupts
+        return made(url)
+
+    monkeypatch.setattr(broker_module, "_app", interrupted)
+    sending = threading.Thread(target=broker.send, args=[[new("r/g/0")]], daemon=True)
+    sending.start()
+    sending.join(20)
+    assert not sending.is_alive()
     broker.close()

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from rollq.env import Action
 from rollq.errors import ContractError, EnvironmentFailure, UserFailure
 from rollq_worker.failures import DeadlineExceeded, Drained, errors_become
 from rollq_worker.process.attempts import time_limits
@@ -119,6 +120,20 @@ def test_a_system_prompt_has_a_limit() -> None:
         EnvironmentFailure, match=re.escape("environment.system_prompt: ValueError: at most 60 s")
     ):
         _ = timed.system_prompt
+
+
+def test_a_limit_that_is_no_number_is_the_environments_failure() -> None:
+    class Odd:
+        longest_step_s = None
+        longest_grade_s = "long"
+
+    timed = TimedEnvironment(cast(Any, Odd()), TimeLimits(), 60.0, ())
+    with pytest.raises(EnvironmentFailure, match=r"environment.longest_step_s: TypeError: .*None"):
+        timed.step(Action("look", {}))
+    with pytest.raises(
+        EnvironmentFailure, match=r"environment.longest_grade_s: ValueError: .*long"
+    ):
+        timed.grade()
 
 
 def test_a_context_has_a_limit_and_a_failure_of_its_own() -> None:

@@ -188,7 +188,9 @@ class TimedEnvironment:
             return self._environment.grade()
 
     def _longest_s(self, call: str) -> float:
-        return float(getattr(self._environment, f"longest_{call}_s", STEP_LIMIT_S))
+        name = f"longest_{call}_s"
+        with self._limits.call(EnvironmentFailure, f"environment.{name}", STEP_LIMIT_S):
+            return float(getattr(self._environment, name, STEP_LIMIT_S))
 
 
 def _in_whole_characters(value: Any) -> Any:

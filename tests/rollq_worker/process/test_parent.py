@@ -156,3 +156,15 @@ def test_an_exit_of_foreign_code_after_long_is_no_wrong_setting(tmp_path: Path) 
     with Family(tmp_path, "if number == 0: os._exit(2)", before=soon) as family:
         family.await_children(3)
         assert family.parent.poll() is None
+
+
+def test_it_checks_where_whoever_started_it_ignores_the_ends_of_children() -> None:
+    """Linux then keeps no exit code for it."""
+    code = "from rollq_worker.process.parent import Parent; Parent(2).check(lambda: None)"
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+        f"os.execv(sys.executable, [sys.executable, '-c', {code!r}])"
+    )
+    command = [sys.executable, "-c", ignoring]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

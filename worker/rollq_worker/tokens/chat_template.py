@@ -1,9 +1,9 @@
 """One chat template: messages to the text that a model was trained on.
 
-It renders as transformers' `apply_chat_template` does, without importing it. Three things differ:
-the date never changes, a template may append to lists, and it never sees a list or mapping of the
-caller, only copies. The sandbox keeps a template from files and from Python's own objects, not from
-using up time or memory. It knows no token ids.
+It renders as transformers' `apply_chat_template` does, without importing it. Four things differ:
+the date never changes, fields of messages that are None are left out, a template may append to
+lists, and it never sees a list or mapping of the caller, only copies. The sandbox keeps a template
+from files and from Python's own objects, not from using up time or memory. It knows no token ids.
 """
 
 import difflib

@@ -84,8 +84,17 @@ def is_http(url: str) -> bool:
     try:
         parts = urlsplit(url)
         unquote(parts.netloc).encode("latin-1")  # requests encodes a login so
-        return bool(HTTP_URL.fullmatch(url)) and parts.port != 0
+        is_url = HTTP_URL.fullmatch(url) and _is_host(parts.hostname)
+        return bool(is_url) and parts.port != 0
     except ValueError:
+        return False
+
+
+def _is_host(name: str | None) -> bool:
+    """True for a name that sockets can look up: no part of it is empty or longer than 63."""
+    try:
+        return bool((name or "").encode("idna"))
+    except UnicodeError:
         return False
 
 
@@ -110,7 +119,7 @@ def check_url(url: str) -> None:
     if parts.scheme == "unix":
         if not parts.path:
             raise _not_redis(url, "expected unix:///path/to/socket")
-    elif not parts.hostname or port == 0 or not re.fullmatch(r"/?\d*", parts.path):
+    elif not _is_host(parts.hostname) or port == 0 or not re.fullmatch(r"/?\d*", parts.path):
         raise _not_redis(url, "expected redis://HOST:PORT/DATABASE")
 
 
@@ -169,7 +178,7 @@ def _parse_host(text: str) -> tuple[str, int] | None:
     if not parts:
         return None
     port = int(parts[2] or SENTINEL_PORT)
-    if not 0 < port < 65536:
+    if not _is_host(parts[1]) or not 0 < port < 65536:
         return None
     return parts[1].strip("[]"), port
 

@@ -41,6 +41,7 @@ def test_an_address_of_sentinels() -> None:
         "sentinel://h1:26379,/0?service=x",
         "sentinel:///0?service=x",
         "sentinel://h1/0?service=x&sentinel_pasword=y",
+        "sentinel://h1,h2..x/0?service=x",
     ],
 )
 def test_what_cannot_be_is_refused(url: str) -> None:
@@ -61,6 +62,12 @@ def test_a_wrong_option_is_named(option: str) -> None:
         match=rf"the option {option.partition('=')[0]} is unknown or has a wrong value",
     ):
         connect(f"redis://127.0.0.1:6379?{option}")
+
+
+@pytest.mark.parametrize("host", ["redis..svc", ".", 64 * "r", "r\udcff"])
+def test_a_host_that_no_socket_can_look_up_is_refused(host: str) -> None:
+    with pytest.raises(SettingsError, match="expected redis://HOST"):
+        connect(f"redis://{host}:6379/0")
 
 
 def test_no_cause_of_an_error_has_a_part_of_the_password() -> None:
@@ -151,6 +158,8 @@ def test_what_is_no_password_is_shown(text: str) -> None:
         "http://gpu\\2:30000",
         "http://a:1/ http://b:2/",
         "http://key\u200b@gpu-2:30000",
+        "http://gpu..2:30000",
+        f"http://{64 * 'g'}:30000",
     ],
 )
 def test_a_host_that_clients_refuse_is_no_address(url: str) -> None:

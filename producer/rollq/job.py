@@ -476,7 +476,7 @@ def job_id(run: str, group: str, sample: int) -> str:
 
 def parse_id(text: str) -> tuple[str, str, int]:
     """Run, group and sample of a job's id. Raises ContractError."""
-    run, _, rest = text.partition("/")
+    run, _, rest = text.partition("/") if isinstance(text, str) else ("", "", "")
     group, _, sample = rest.partition("/")
     if not (NAME.fullmatch(run) and NAME.fullmatch(group) and SAMPLE.fullmatch(sample)):
         raise ContractError(f"{text!r:.200} is not a job id (run/group/sample)")

@@ -130,9 +130,11 @@ def test_ids_come_apart_again() -> None:
         "r/g/²",
         "r/g/00",
         f"r/g/{'9' * 5000}",
+        None,
+        b"r/g/0",
     ):
         with pytest.raises(errors.ContractError) as caught:
-            parse_id(wrong)
+            parse_id(wrong)  # type: ignore[arg-type]
         assert len(str(caught.value)) < 300  # it is logged
 
 

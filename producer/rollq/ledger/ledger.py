@@ -177,7 +177,9 @@ class Ledger:
                     f"run {self.run}: budget of {failure} must be whole and at least "
                     f"1, not {budget!r}"
                 )
-        args = [word for failure, budget in budgets.items() for word in (failure.value, budget)]
+        args: list[Any] = []
+        for failure, budget in budgets.items():
+            args += [FailureClass(failure).value, budget]
         reply = self.scripts.call("pin_budgets", *args)
         if reply.status != "ok":
             failure = FailureClass(reply.text("class"))

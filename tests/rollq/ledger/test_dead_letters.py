@@ -196,6 +196,12 @@ class TestBudgets:
             other.pin_budgets({FailureClass.ENV: 3})
         other.pin_budgets({FailureClass.ENV: 2})  # what it has
 
+    def test_a_class_may_be_its_name(self, ledger: Ledger) -> None:
+        ledger.pin_budgets({"engine": 8})  # type: ignore[dict-item]
+        ledger.pin_budgets({FailureClass.ENGINE: 8})
+        with pytest.raises(SettingsError, match="budget of 8 failures of class engine, not 5"):
+            ledger.pin_budgets({"engine": 5})  # type: ignore[dict-item]
+
     def test_impossible_budgets(self, ledger: Ledger) -> None:
         for budgets in (
             {FailureClass.CANCELLED: 2},

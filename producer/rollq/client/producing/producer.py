@@ -8,6 +8,7 @@ again from its beginning.
 
 import logging
 import os
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,10 +32,14 @@ from rollq.worker_package import for_clients
 
 log = logging.getLogger("rollq")
 
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half a pair, which Redis cannot be sent."""
+
 
 def check_version(run: str, weight_version: object) -> None:
     """Raises ContractError unless it can name a weight version."""
-    if not isinstance(weight_version, str) or not 0 < len(weight_version) <= LONGEST_VERSION:
+    is_name = isinstance(weight_version, str) and 0 < len(weight_version) <= LONGEST_VERSION
+    if not is_name or SURROGATE.search(str(weight_version)):
         raise ContractError(
             f"run {run}: a weight version is a text of 1 to {LONGEST_VERSION} characters, "
             f"not {weight_version!r:.300}"

@@ -89,7 +89,7 @@ def test_a_step_is_a_whole_number(client: Client, step: object) -> None:
         client.publish(step)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["", 1, "x" * 257, b"1"])
+@pytest.mark.parametrize("name", ["", 1, "x" * 257, b"1", "\ud800"])
 def test_a_version_is_a_text(client: Client, name: object) -> None:
     with pytest.raises(
         ContractError, match="run r: a weight version is a text of 1 to 256 characters, not"

@@ -123,7 +123,9 @@ class Versions:
 
     def _published_steps(self, names: Collection[str]) -> dict[str, int]:
         key = self.keys.versions
-        steps: Sequence[bytes | None] = self.scripts.command("hmget", key, list(names))
+        # an engine may name its weights with half a surrogate pair, and nobody can publish that
+        fields = [name.encode("utf-8", "surrogatepass") for name in names]
+        steps: Sequence[bytes | None] = self.scripts.command("hmget", key, fields)
         published = {}
         for name, step in zip(names, steps, strict=True):
             if step is not None:

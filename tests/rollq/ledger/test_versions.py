@@ -60,6 +60,13 @@ def test_names_of_versions_have_an_order(versions: Versions) -> None:
     assert versions.steps([]) == {}
 
 
+def test_weights_with_a_name_that_cannot_be_sent_have_no_step(versions: Versions) -> None:
+    """An engine may report one, and a trainer must get the other groups all the same."""
+    versions.publish(6, "v6", "token")
+    assert versions.steps(["\ud800", "v6"]) == {"v6": 6}
+    assert not versions.is_fresh("\ud800", 6)
+
+
 def test_groups_that_are_open_when_the_trainer_goes_back_began_there(
     versions: Versions, ledger: Ledger
 ) -> None:

@@ -179,7 +179,7 @@ def _worker(name: bytes, entry: bytes, age_s: int) -> LiveWorker | None:
             left_alone=tuple(left_alone),
             age_s=max(0.0, float(age_s)),
         )
-    except (ValueError, TypeError, KeyError, OverflowError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
 
 

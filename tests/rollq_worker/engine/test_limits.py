@@ -88,6 +88,30 @@ class TestContext:
             assert generate(client, ids=[1] * 800).finish is Finish.LENGTH
             assert client.room(400) == 100
 
+    def test_an_idle_engine_that_was_replaced_by_one_with_a_longer_context(
+        self, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with scripted_engine(server_info=(200, INFO)) as engine:
+            client = connect(engine)
+            generate(client)
+            engine.paths["/server_info"] = (200, {"context_length": 2000})
+            generate(client)
+            assert client.room(400) == 600
+            monkeypatch.setattr(limits, "IDLE_S", 0.0)
+            generate(client)
+            assert client.room(400) == 1600
+
+    def test_a_prompt_that_does_not_fit_has_the_engine_asked_again(
+        self, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with scripted_engine(server_info=(200, INFO)) as engine:
+            client = connect(engine)
+            assert client.room(1500) == 0
+            engine.paths["/server_info"] = (200, {"context_length": 2000})
+            assert client.room(1500) == 0
+            monkeypatch.setattr(limits, "IDLE_S", 0.0)
+            assert client.room(1500) == 500
+
     def test_a_report_stays_while_the_engine_does_not_repeat_it(self, connect: Connect) -> None:
         """Else it would seem to be a router, and jobs with a logit_bias would fail."""
         message = "The input (800 tokens) is longer than the model's context length (500 tokens)."

@@ -122,7 +122,7 @@ class EngineClient:
         """Number of tokens that may follow a prompt of that many tokens. Very many while the engine
         reports no limit.
         """
-        return self._limits.current().room(prompt)
+        return self._limits.room(prompt)
 
     def generate(self, request: SampleRequest) -> Generated:
         """See `protocols.Engine`."""
@@ -141,6 +141,7 @@ class EngineClient:
             if self.available and not self.policies.suit(call):
                 raise EngineLeft
             adapter = request.adapter() if request.adapter else None
+            self._limits.use()
             room = min(request.max_new_tokens, self.room(len(request.ids)))
             if room <= 0:
                 return Generated(

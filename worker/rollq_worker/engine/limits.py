@@ -81,7 +81,8 @@ def positive_number(value: object) -> int | None:
 
 class EngineLimits:
     """The context limits of one engine, for all threads. The engine is asked when they are first
-    needed.
+    needed. It is asked again where another one may have come to the address unseen: after a time in
+    which nothing was sent there, and for a prompt that does not fit.
     """
 
     def __init__(self, ask: Callable[[], ContextLimits]) -> None:
@@ -90,6 +91,22 @@ class EngineLimits:
         self._lock = threading.Lock()
         self._limits: ContextLimits | None = None
         self._ask_at = 0.0  # monotonic time before which the engine is not asked again
+        self._asked_at = 0.0
+        self._used_at = 0.0
+
+    def use(self) -> None:
+        """A request is sent."""
+        now = time.monotonic()
+        was_idle = now - self._used_at > IDLE_S
+        self._used_at = now
+        if was_idle:
+            self._renew()
+
+    def room(self, prompt: int) -> int:
+        """Number of tokens that may follow a prompt of that many tokens."""
+        if self.current().room(prompt) <= 0:
+            self._renew()
+        return self.current().room(prompt)
 
     def current(self) -> ContextLimits:
         if self._limits is None:
@@ -134,12 +151,18 @@ class EngineLimits:
                 limits, context=min(limits.context, room), prompt=min(limits.prompt, room)
             )
 
+    def _renew(self) -> None:
+        with self._lock:
+            if time.monotonic() - self._asked_at > IDLE_S:
+                self._update()
+
     def _update(self) -> None:
         """Asks the engine, unless it gave no reply just now. Without a reply the limits stay."""
         if time.monotonic() < self._ask_at:
             return
         try:
             self._limits = self._ask()
+            self._asked_at = time.monotonic()
         except NoResponse as e:
             log.debug("the engine's limits are unknown: %s", e)
             self._ask_at = time.monotonic() + RETRY_S

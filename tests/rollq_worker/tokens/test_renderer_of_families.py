@@ -62,6 +62,14 @@ def test_gemma_goes_on_behind_a_tool_response(real: RealTemplates):
     assert renderer.complaint_role(ids["<turn|>"]) == "user"
 
 
+def test_ids_that_an_agent_uses_again_hide_no_result_where_each_call_is_a_turn():
+    renderer = ChatRenderer(ALL_HABITS["gigachat3"].tokenizer("gigachat3"), TOOLS)
+    first = [called("call_0", "call_1"), result("one"), result("two", "call_1")]
+    ids = renderer.open([*OPENING, *first, called("call_0"), result("three")], TOOLS)
+    text = renderer.tokenizer.decode(ids)
+    assert [text.count(word) for word in ("one", "two", "three")] == [1, 1, 1]
+
+
 def test_gpt_oss_returns_and_calls(real: RealTemplates):
     renderer = ChatRenderer(real.tokenizer("gpt-oss"), TOOLS)
     decode, ids = renderer.tokenizer.decode, renderer.tokenizer.added_tokens

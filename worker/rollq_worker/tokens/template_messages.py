@@ -90,10 +90,12 @@ def _move_reasoning(message: Message, family: Family) -> None:
 def one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
     """The conversation with a turn of its own for each call, followed by that call's result."""
     shown: list[Message] = []
-    split: set[str] = set()  # calls whose results have been written
+    split: set[str] = set()  # calls of one turn whose results have been written
     for n, message in enumerate(messages):
         calls = message.get("tool_calls") or ()
         if len(calls) < 2:
+            if calls:
+                split = set()  # a later call may have the same id
             if message.get("role") != "tool" or message.get("tool_call_id") not in split:
                 shown.append(message)
             continue

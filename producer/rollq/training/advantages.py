@@ -71,5 +71,5 @@ def estimate(rewards: Sequence[float], estimator: str) -> list[float]:
 
 def check_estimator(name: object) -> None:
     """Raises ContractError for a name that is not in ESTIMATORS."""
-    if name not in ESTIMATORS:
+    if not isinstance(name, str) or name not in ESTIMATORS:
         raise ContractError(f"no advantages {name!r}: the estimators are {', '.join(ESTIMATORS)}")

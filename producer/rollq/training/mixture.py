@@ -114,8 +114,11 @@ class Mixture:
     rest: Rest | None = None
 
     def __post_init__(self) -> None:
-        if not self.parts:
-            raise ContractError("a mixture needs at least one part")
+        is_list = isinstance(self.parts, Sequence)
+        if not is_list or not self.parts or not all(isinstance(one, Part) for one in self.parts):
+            raise ContractError(
+                f"a mixture needs a list of at least one Part, not {self.parts!r:.80}"
+            )
         whole_number("groups_per_step of a mixture", self.groups_per_step, at_least=1)
         whole_number("seed of a mixture", self.seed, at_least=0)
         if self.steps is not None:

@@ -8,8 +8,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rollq.errors import ContractError
+from rollq.errors import ContractError, FunctionError
 from rollq.events import Acted, Observed, Sampled
+from rollq.numbers import is_number
 from rollq.training.advantages import check_estimator, dr_grpo, estimate, scaled
 from rollq.trajectory import Trajectory
 
@@ -42,7 +43,7 @@ class TurnCredit:
 
     def __post_init__(self) -> None:
         check_estimator(self.estimator)
-        if not 0 <= self.discount <= 1:
+        if not is_number(self.discount) or not 0 <= self.discount <= 1:
             raise ContractError(f"a discount is a number from 0 to 1, not {self.discount!r}")
 
     def returns(self, trajectory: Trajectory, reward: float) -> list[float]:
@@ -109,14 +110,20 @@ class TurnCredit:
                 if reward is not None:
                     rewards[place] = reward
             return rewards
-        for turn, reward in self.rewards(trajectory).items():
+        try:
+            by_turn = {turn: float(reward) for turn, reward in self.rewards(trajectory).items()}
+        except (Exception, SystemExit) as e:  # other people's code
+            raise FunctionError(
+                f"job {trajectory.job.id}: TurnCredit.rewards: {type(e).__name__}: {e}"
+            ) from e
+        for turn, reward in by_turn.items():
             if turn not in last_reply or not math.isfinite(reward):
                 raise ContractError(
                     f"job {trajectory.job.id}: TurnCredit.rewards gave turn {turn} the reward "
                     f"{reward!r}; its segments have its turns (`segment.turns`), and a reward is a "
                     "finite number"
                 )
-            rewards[last_reply[turn]] = float(reward)
+            rewards[last_reply[turn]] = reward
         return rewards
 
 

@@ -183,7 +183,9 @@ JOBS = tasks("a", 2)
             "all parts of the mixture have weight 0 at step 0",
         ),
         (lambda: list(Mixture([Part(JOBS, {0: 1.0, 3: 0.0})], 2, 4)), "have weight 0 at step 3"),
-        (lambda: Mixture([], 2), "at least one part"),
+        (lambda: Mixture([], 2), "a list of at least one Part"),
+        (lambda: Mixture(Part(JOBS), 2), "a list of at least one Part"),  # type: ignore[arg-type]
+        (lambda: Mixture(JOBS, 2), "a list of at least one Part"),  # type: ignore[arg-type]
         (
             lambda: Mixture([Part(JOBS)], 0),
             "groups_per_step of a mixture must be a whole number of at least 1, not 0",

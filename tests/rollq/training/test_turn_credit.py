@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq import Batch, ContractError, Trajectory, TurnCredit
+from rollq.errors import FunctionError
 from rollq.events import Acted, Event, Observed, Sampled
 from rollq.training.advantages import ESTIMATORS, estimate
 from tests.rollq.agent_episodes import branching
@@ -102,7 +104,15 @@ def test_a_turn_that_a_kill_cut_off_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"estimator": "ppo"}, {"discount": 1.1}, {"discount": -0.1}, {"discount": math.nan}]
+    "wrong",
+    [
+        {"estimator": "ppo"},
+        {"estimator": []},
+        {"discount": 1.1},
+        {"discount": -0.1},
+        {"discount": math.nan},
+        {"discount": None},
+    ],
 )
 def test_what_is_no_credit_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ContractError):
@@ -117,6 +127,13 @@ def test_a_reward_of_no_turn_and_no_number_are_refused_with_the_job(
     with pytest.raises(
         ContractError, match=r"job r/g/0: TurnCredit.rewards gave turn \d the reward"
     ):
+        batch.arrays(advantages=TurnCredit(rewards=lambda _: given))
+
+
+@pytest.mark.parametrize("given", [None, [1.0], {0: None}, {0: 10**400}])
+def test_rewards_that_are_none_name_the_job(given: Any) -> None:
+    batch = batch_of([played(0, 0), played(0, 0)])
+    with pytest.raises(FunctionError, match=r"job r/g/0: TurnCredit.rewards: \w+Error: "):
         batch.arrays(advantages=TurnCredit(rewards=lambda _: given))
 
 

@@ -158,6 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+            setattr(sys, f"__{name}__", getattr(sys, name))  # Celery logs there
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):  # what the terminal cannot print is escaped
             stream.reconfigure(errors="backslashreplace")

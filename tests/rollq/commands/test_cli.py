@@ -341,6 +341,13 @@ def test_closed_standard_streams(redis_url: str) -> None:
         assert done.stderr == ""
 
 
+def test_celery_can_log_where_standard_error_is_closed() -> None:
+    """It writes to sys.__stderr__, and ended the worker where there was none."""
+    code = "from rollq import cli; import sys; cli.main(['--version']); sys.__stderr__.write('x')"
+    command = ["sh", "-c", f"exec '{sys.executable}' -c {shlex.quote(code)} 2>&-"]
+    assert subprocess.run(command, stdout=subprocess.DEVNULL, timeout=60).returncode == 0
+
+
 @pytest.mark.parametrize(
     "line",
     [

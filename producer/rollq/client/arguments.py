@@ -1,6 +1,7 @@
 """Checks arguments of the client and its consumers, once, where they enter."""
 
 from collections.abc import Iterable
+from math import inf
 from typing import Literal
 
 from rollq.errors import ContractError, SettingsError
@@ -20,7 +21,7 @@ def check_client(run: str, hold_s: float) -> None:
     """Raises SettingsError unless a client can have this run, and hold batches for that long."""
     if not (isinstance(run, str) and NAME.fullmatch(run)):
         raise SettingsError(f"run {run!r} must match {NAME.pattern}")
-    if not isinstance(hold_s, int | float) or not 0 < hold_s < float("inf"):
+    if not is_number(hold_s) or hold_s <= 0:
         raise SettingsError(f"hold_s must be a positive number of seconds, not {hold_s!r}")
 
 
@@ -54,7 +55,7 @@ def check_wanted(groups: int, timeout: float | None) -> None:
 
 def check_timeout(timeout: float | None) -> None:
     """Raises ContractError unless it is a number of seconds or None."""
-    if timeout is not None and (not isinstance(timeout, int | float) or timeout != timeout):
+    if timeout is not None and not is_number(timeout) and timeout not in (inf, -inf):
         raise ContractError(f"timeout must be a number of seconds or None, not {timeout!r}")
 
 

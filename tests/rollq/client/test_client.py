@@ -202,6 +202,8 @@ NAN = float("nan")
         {"hold_s": "x"},
         {"hold_s": NAN},
         {"hold_s": 0},
+        {"hold_s": True},
+        {"hold_s": 10**400},
     ],
     ids=str,
 )

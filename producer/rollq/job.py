@@ -379,7 +379,7 @@ class Job(Identified):
             return cls(**{**fields, "budget": Budget(**fields.get("budget", {}))})
         except TypeError as e:  # a field that is unknown or missing
             raise ContractError(
-                f"a job cannot be made of the fields {', '.join(fields)}: {e}"
+                f"a job cannot be made of the fields {', '.join(map(str, fields))}: {e}"
             ) from e
 
     def member(self, sample: int, seq: int) -> "Job":

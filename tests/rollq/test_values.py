@@ -110,9 +110,10 @@ def test_a_job_is_made_of_plain_values() -> None:
         {"budget": 9},
         {"budget": {"max_turns": 0}},
         {"env": None},
+        {1: 2},
     ],
 )
-def test_plain_values_that_are_no_job_are_refused(wrong: dict[str, Any]) -> None:
+def test_plain_values_that_are_no_job_are_refused(wrong: dict[Any, Any]) -> None:
     with pytest.raises(errors.ContractError):
         Job.of({"env": "shop", "task": 3, **wrong})
 

@@ -3,9 +3,10 @@
 Scripts get the prefix of a run's keys and build the names as `Keys` does. Times: Unix seconds,
 Redis's clock. `<job>` is `run/group/sample`.
 
-    rollq:runs                   zset  run -> when it was first submitted to
+    rollq:runs                   zset  run -> when it was first submitted to, by the producer's
+                                       clock
     rollq:active                 zset  runs that have queued or leased jobs -> when they last got
-                                       some
+                                       some, by the clock of who gave them
     rollq:reaper                 str   the worker that reaps now; expires when it stops
     rollq:workers                hash  live worker -> what it plays (workers/live_workers.py)
     rollq:engines:<name>         set   addresses of engines, which operators edit:

@@ -2,7 +2,7 @@
 
 from types import TracebackType
 
-from rollq.errors import RolloutFailure, RollqError
+from rollq.errors import JobFailure, RolloutFailure, RollqError, WorkerFailure
 
 
 class DeadlineExceeded(RolloutFailure):
@@ -38,8 +38,16 @@ def typed(error: BaseException, failure: type[RolloutFailure], what: str) -> Rol
         return failure(f"{error} while waiting for {what}")
     if isinstance(error, RollqError):
         return None
+    if failure is JobFailure and _is_shortage(error):
+        failure = WorkerFailure
     # Some exceptions have no text, so the type goes first.
     return failure(f"{what}: {type(error).__name__}: {error}")
+
+
+def _is_shortage(error: BaseException) -> bool:
+    """True where this process has no memory or no thread left, which is no fault of a job."""
+    is_of_threads = isinstance(error, RuntimeError) and "new thread" in str(error)
+    return is_of_threads or isinstance(error, MemoryError)
 
 
 class errors_become:

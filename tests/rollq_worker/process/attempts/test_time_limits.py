@@ -6,7 +6,13 @@ from typing import Any, cast
 import pytest
 
 from rollq.env import Action
-from rollq.errors import ContractError, EnvironmentFailure, UserFailure
+from rollq.errors import (
+    ContractError,
+    EnvironmentFailure,
+    JobFailure,
+    UserFailure,
+    WorkerFailure,
+)
 from rollq_worker.failures import DeadlineExceeded, Drained, errors_become
 from rollq_worker.process.attempts import time_limits
 from rollq_worker.process.attempts.time_limits import (
@@ -63,6 +69,14 @@ def test_any_other_becomes_the_failure_that_names_the_code(error: BaseException,
         ):
             raise error
         assert (raised.type, str(raised.value), raised.value.__cause__) == expected
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")], ids=repr)
+def test_a_shortage_of_the_worker_is_not_the_jobs_fault(error: Exception) -> None:
+    with pytest.raises(WorkerFailure, match="rendering"), errors_become(JobFailure, "rendering"):
+        raise error
+    with pytest.raises(EnvironmentFailure), errors_become(EnvironmentFailure, "a step"):
+        raise error
 
 
 def test_a_missed_deadline_is_blamed_on_the_innermost_call() -> None:

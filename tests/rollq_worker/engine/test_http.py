@@ -2,11 +2,13 @@
 
 import select
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -308,6 +310,34 @@ def test_what_a_server_says_before_it_has_read_the_whole_request() -> None:
         there.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy")
         there.close()
         assert post(b"{}") == (Response(503, b"busy"), False)
+
+
+@pytest.mark.packages
+def test_an_authority_of_ones_own_is_named_by_ssl_cert_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import trustme
+
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with (
+                suppress(OSError),
+                context.wrap_socket(listener.accept()[0], server_side=True) as one,
+            ):
+                one.recv(1 << 16)
+                one.sendall(READY)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        engine = EngineHttp(f"https://127.0.0.1:{listener.getsockname()[1]}")
+        assert engine.get("/ready", timeout_s=30).status == 200
+        thread.join()
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])

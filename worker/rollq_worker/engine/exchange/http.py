@@ -229,9 +229,9 @@ class EngineConnections:
         self._max_bytes = max_bytes
         connection: Callable[..., HTTPConnection] = HTTPConnection
         if parts.scheme == "https":
-            connection = partial(
-                HTTPSConnection, context=ssl.create_default_context(cafile=where())
-            )
+            context = ssl.create_default_context()  # the machine's, or those in SSL_CERT_FILE
+            context.load_verify_locations(where())
+            connection = partial(HTTPSConnection, context=context)
         host = (parts.host or "").strip("[]")  # of an IPv6 address, which sockets take without
         self._connection = partial(connection, host, parts.port, timeout=CONNECT_TIMEOUT_S)
         self._idle: deque[tuple[HTTPConnection, float]] = deque()

@@ -224,6 +224,14 @@ def test_a_full_queue_is_waited_for_and_not_for_ever(
         connect(engine).score(IDS, 1)
 
 
+def test_an_engine_that_stays_busy_is_not_asked_for_other_names(
+    engine: ScriptedEngine, connect: Connect
+) -> None:
+    engine.paths["/model_info"] = (503, {"error": {"message": "no server is here"}})
+    with pytest.raises(EngineFailure, match="answered 503: no server is here"):
+        connect(engine)
+
+
 def test_a_router_says_what_one_of_its_servers_has(
     engine: ScriptedEngine, connect: Connect
 ) -> None:

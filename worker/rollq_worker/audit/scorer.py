@@ -62,7 +62,7 @@ class ScoringConnection:
     def get_json(self, path: str) -> object:
         """None if the server does not have the path."""
         response = self.send(path)
-        if response.status in (401, 403):
+        if response.status in BUSY | {401, 403}:
             raise self.failure(response)
         return response.json() if response.status == 200 else None
 

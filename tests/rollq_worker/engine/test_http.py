@@ -360,6 +360,30 @@ def test_an_address_without_a_server_is_a_failed_connection(
         assert ("gaierror" in str(caught.value)) == (host == "no-such-host.invalid")
 
 
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://[::1]:30000", ("::1", 30000)),
+        ("http://[::1]/engine", ("::1", 80)),
+        ("https://[::1]", ("::1", 443)),
+        ("https://gpu-1", ("gpu-1", 443)),
+    ],
+)
+def test_where_it_connects(
+    url: str, address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connected = []
+
+    def refuse(address: tuple[str, int], *of: Any) -> Any:
+        connected.append(address)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with pytest.raises(ConnectFailed):
+        send(EngineHttp(url))
+    assert connected == [address]
+
+
 def test_a_login_is_sent(connect: Connect) -> None:
     with scripted_engine() as engine:
         generate(connect(engine.url.replace("//", "//user:p%40ss@")))

@@ -17,7 +17,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
+from http.client import (
+    HTTP_PORT,
+    HTTPS_PORT,
+    HTTPConnection,
+    HTTPException,
+    HTTPSConnection,
+    IncompleteRead,
+)
 from urllib.parse import unquote
 
 from certifi import where
@@ -228,12 +235,14 @@ class EngineConnections:
         self._prefix = (parts.path or "").rstrip("/")
         self._max_bytes = max_bytes
         connection: Callable[..., HTTPConnection] = HTTPConnection
+        port = parts.port or HTTP_PORT
         if parts.scheme == "https":
+            port = parts.port or HTTPS_PORT
             context = ssl.create_default_context()  # the machine's, or those in SSL_CERT_FILE
             context.load_verify_locations(where())
             connection = partial(HTTPSConnection, context=context)
         host = (parts.host or "").strip("[]")  # of an IPv6 address, which sockets take without
-        self._connection = partial(connection, host, parts.port, timeout=CONNECT_TIMEOUT_S)
+        self._connection = partial(connection, host, port, timeout=CONNECT_TIMEOUT_S)
         self._idle: deque[tuple[HTTPConnection, float]] = deque()
         """Idle connections, each with the monotonic time of its last use."""
         self._closed = False

@@ -4,8 +4,8 @@ import io
 import logging
 import re
 import sys
-import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -197,16 +197,20 @@ def test_a_redis_that_does_not_answer_is_said_once_and_since_when(
     log = logging.getLogger("rollq")
     monkeypatch.setattr(log, "propagate", False)
     looks = iter([command.CONNECTION_ERRORS[1]("Timeout"), KeyboardInterrupt()])
+    clock = [100.0]
 
     def look(*of: Any) -> Any:
-        time.sleep(0.6)
+        clock[0] += 5.0
         log.warning("it does not answer")
         raise next(looks)
 
     monkeypatch.setattr(command, "read_fleet", look)
     monkeypatch.setattr(command, "REFRESH_S", 0.0)
+    monkeypatch.setattr(
+        command, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: None)
+    )
     stream = Terminal()
     monkeypatch.setattr("sys.stdout", stream)
     assert cli.main(["top", "--redis", redis_url]) == 0
-    assert "does not answer (Timeout), for 1 s" in stream.getvalue()
+    assert "does not answer (Timeout), for 5 s" in stream.getvalue()
     assert "it does not answer" not in stream.getvalue() + capsys.readouterr().err

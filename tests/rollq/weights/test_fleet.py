@@ -255,7 +255,7 @@ class TestFailures:
             with pytest.raises(SettingsError, match="not the address of an engine"):
                 router_engines(wrong)
 
-    @pytest.mark.parametrize("path", ["//a..b:1", "//127.0.0.1:1/\u00e4", None])
+    @pytest.mark.parametrize("path", ["//127.0.0.1:1/\u00e4", None])
     def test_a_router_that_cannot_be_asked(self, path: str | None) -> None:
         router = FakeEngine()
         router.answers["/workers"] = (200, "[" * 200_000)

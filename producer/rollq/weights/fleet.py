@@ -76,20 +76,7 @@ class Fleet:
         update_timeout_s: float = 1800.0,
         checksums: bool = True,
     ) -> None:
-        if isinstance(urls, str):
-            raise SettingsError(
-                f"a fleet takes a list of addresses, also of one: Fleet([{mask_url(urls)!r}])"
-            )
-        for url in urls:
-            check_engine_url(url)
-        self._urls = [url.rstrip("/") for url in urls]
-        if not self._urls:
-            raise SettingsError("no engine is named or listed: a fleet has at least one")
-        for url in self._urls:
-            if self._urls.count(url) > 1:
-                raise SettingsError(
-                    f"{mask_url(url)} is there twice: a fleet needs each of its engines once"
-                )
+        self._urls = _addresses(urls)
         self._key = _read_key(Path(api_key_file)) if api_key_file is not None else None
         if pause not in [*PauseMode]:
             raise SettingsError(f"a pause is {', '.join(PauseMode)}, not {pause!r}")
@@ -396,6 +383,24 @@ def _sync_error(
     )
     error.failed = reasons
     return error
+
+
+def _addresses(urls: Sequence[str]) -> list[str]:
+    if isinstance(urls, str):
+        raise SettingsError(
+            f"a fleet takes a list of addresses, also of one: Fleet([{mask_url(urls)!r}])"
+        )
+    for url in urls:
+        check_engine_url(url)
+    addresses = [url.rstrip("/") for url in urls]
+    if not addresses:
+        raise SettingsError("no engine is named or listed: a fleet has at least one")
+    for url in addresses:
+        if addresses.count(url) > 1:
+            raise SettingsError(
+                f"{mask_url(url)} is there twice: a fleet needs each of its engines once"
+            )
+    return addresses
 
 
 def _checked(version: str) -> str:

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection
 from typing import Any
@@ -246,14 +247,17 @@ class TestHostile:
         endures(attack)
 
     def test_connections_that_are_kept_make_room_for_others(self) -> None:
-        """Frameworks make a client for each request, and close none."""
+        """Frameworks make a client for each request, several at once, and close none."""
 
         def attack(episode: Episode) -> None:
-            with ExitStack() as kept:
-                for _ in range(CONNECTIONS + 20):
+            with ExitStack() as kept, ThreadPoolExecutor(16) as pool:
+
+                def ask_for_models(_: int) -> None:
                     session = kept.enter_context(requests.Session())
                     session.headers["Authorization"] = f"Bearer {episode.api_key}"
                     session.get(f"{episode.base_url}/models").raise_for_status()
+
+                list(pool.map(ask_for_models, range(CONNECTIONS + 100)))
 
         endures(attack)
 

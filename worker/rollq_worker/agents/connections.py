@@ -1,9 +1,9 @@
 """The connections that an endpoint holds: so many at a time, and a stranger's for a few seconds.
 
 A stranger is a connection that has not shown the episode's key. Where there are too many
-connections, the oldest stranger's is closed, or for one that would be the only stranger the one
-that has waited longest for a request. One is accepted at a time, and only once its first words are
-there, so programs without the key do not keep those that have it away. It does not read requests.
+connections, the oldest stranger's is closed, or while strangers are few the one that has waited
+longest for a request. One is accepted at a time, and only once its first words are there, so
+programs without the key do not keep those that have it away. It does not read requests.
 """
 
 import asyncio
@@ -20,6 +20,8 @@ CONNECTIONS = 128
 """Number of connections to an episode's endpoint: more than requests, so that a request too many
 gets an answer.
 """
+STRANGERS = 64
+"""Number of strangers that others make room for: as many as requests at once."""
 STRANGER_S = 5.0
 """Seconds in which a connection must show the key."""
 RETRY_S = 0.02
@@ -64,7 +66,7 @@ class Connections(web.Server):
         self._open.add(handler)
         self._strangers[handler] = transport, loop.call_later(STRANGER_S, transport.abort)
         if len(self._open) > CONNECTIONS:
-            self._close_one(handler)
+            self._close_one()
 
     def connection_lost(
         self, handler: web.RequestHandler, exc: BaseException | None = None
@@ -82,13 +84,13 @@ class Connections(web.Server):
             if handler in self._open:
                 self._idle[handler] = None
 
-    def _close_one(self, newest: web.RequestHandler) -> None:
+    def _close_one(self) -> None:
         """Closes a connection, so that there are no more than CONNECTIONS."""
-        closed = next(iter(self._strangers))
-        if closed is newest and self._idle:
+        if self._idle and len(self._strangers) <= STRANGERS:
             closed = next(iter(self._idle))
             closed.close()
         else:
+            closed = next(iter(self._strangers))
             transport, _ = self._strangers[closed]
             asyncio.get_running_loop().call_soon(transport.abort)  # the newest has not begun yet
         self._lost(closed)

@@ -111,7 +111,8 @@ class TurnCredit:
                     rewards[place] = reward
             return rewards
         try:
-            by_turn = {turn: float(reward) for turn, reward in self.rewards(trajectory).items()}
+            rewards_of = self.rewards(trajectory).items()
+            by_turn = {turn: float(1.0 * reward) for turn, reward in rewards_of}  # of no text
         except (Exception, SystemExit) as e:  # other people's code
             raise FunctionError(
                 f"job {trajectory.job.id}: TurnCredit.rewards: {type(e).__name__}: {e}"

@@ -130,7 +130,7 @@ def test_a_reward_of_no_turn_and_no_number_are_refused_with_the_job(
         batch.arrays(advantages=TurnCredit(rewards=lambda _: given))
 
 
-@pytest.mark.parametrize("given", [None, [1.0], {0: None}, {0: 10**400}])
+@pytest.mark.parametrize("given", [None, [1.0], {0: None}, {0: "1.0"}, {0: 10**400}])
 def test_rewards_that_are_none_name_the_job(given: Any) -> None:
     batch = batch_of([played(0, 0), played(0, 0)])
     with pytest.raises(FunctionError, match=r"job r/g/0: TurnCredit.rewards: \w+Error: "):

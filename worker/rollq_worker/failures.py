@@ -1,8 +1,12 @@
 """Errors that stop an attempt, and the failures that foreign code's exceptions become."""
 
+from asyncio import CancelledError
 from types import TracebackType
 
 from rollq.errors import JobFailure, RolloutFailure, RollqError, WorkerFailure
+
+FOREIGN_ERRORS = (Exception, SystemExit, CancelledError)
+"""Errors of other people's code, also by `sys.exit()` and of a coroutine that was cancelled."""
 
 
 class DeadlineExceeded(RolloutFailure):

@@ -19,6 +19,7 @@ from rollq_worker.environments import domain, names
 from rollq_worker.environments.files import add_file as add_environment_file
 from rollq_worker.episode.strategies import agent_factory
 from rollq_worker.extensions.authors_line import line_of
+from rollq_worker.failures import FOREIGN_ERRORS
 from rollq_worker.rewards import check_judged, reward_factory
 from rollq_worker.users import user_factory
 
@@ -124,7 +125,7 @@ def _unplayable(job: Job, tasks: Sequence[int]) -> str:
             check_judged(job, environment.task(job.split, task))
         except RollqError as e:
             failures.append((task, str(e)))
-        except (Exception, SystemExit) as e:  # of other people's code
+        except FOREIGN_ERRORS as e:
             failures.append((task, f"{type(e).__name__}: {e} {line_of(e)}".rstrip()))
     if not failures:
         return ""

@@ -17,6 +17,7 @@ from rollq.errors import JobFailure, RollqError
 from rollq.job import FOLDERS_OF
 from rollq_worker.environments.files import FILES, load_of
 from rollq_worker.extensions.authors_line import line_of
+from rollq_worker.failures import FOREIGN_ERRORS
 
 GROUP = "rollq.environments"
 
@@ -119,9 +120,9 @@ def _load(name: str, source: _Source) -> Domain:
     try:
         loaded = source.load()(source.variant)
         problem = _problem(loaded)
-    except (RollqError, KeyboardInterrupt):
+    except RollqError:
         raise
-    except BaseException as error:  # other people's code: also sys.exit(), a cancelled coroutine
+    except FOREIGN_ERRORS as error:
         line = line_of(error)
         text = f"{type(error).__name__}: {error}" + (f" ({line})" if line else "")
         raise JobFailure(f"environment {name!r} ({source.where}): {text}") from error

@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from rollq.errors import JobFailure
 from rollq.job import Json
+from rollq_worker.failures import FOREIGN_ERRORS
 
 T = TypeVar("T")
 
@@ -37,7 +38,7 @@ def plug_ins(group: str, kind: type[T]) -> Iterator[PlugIn[T]]:
         origin = f"{group}: {entry.name} = {entry.value} ({_distribution(entry)})"
         try:
             loaded = entry.load()
-        except (Exception, SystemExit) as e:  # other people's code
+        except FOREIGN_ERRORS as e:
             raise JobFailure(
                 f"{origin} cannot be loaded: {type(e).__name__}: {e}; repair or uninstall that "
                 "distribution"
@@ -97,7 +98,7 @@ def function_named(
     [(value, entry)] = entries.items()
     try:
         loaded = entry.load()
-    except (Exception, SystemExit) as e:  # other people's code
+    except FOREIGN_ERRORS as e:
         raise JobFailure(f"{what} {name!r} ({value}): {type(e).__name__}: {e}") from e
     return as_function(what, name, loaded, value)
 

@@ -24,6 +24,7 @@ from rollq_worker.commands.env.check import check_environment, choose_tasks
 from rollq_worker.engine.client import EngineClient
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.environments import domain, names, origins
+from rollq_worker.failures import FOREIGN_ERRORS
 from rollq_worker.process.celery_app import bare_app, check_broker
 from rollq_worker.process.startup_checks import check_engine, check_permissions
 from rollq_worker.tokens.tokenizer import Tokenizer
@@ -213,9 +214,7 @@ def _tools_of(name: str) -> Sequence[Mapping[str, Any]] | None:
             return list(first.tools)
         finally:
             getattr(first, "close", lambda: None)()
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # other people's code: also sys.exit() and a cancelled coroutine
+    except FOREIGN_ERRORS:
         return None
 
 

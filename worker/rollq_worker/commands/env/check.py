@@ -33,7 +33,7 @@ from rollq.trajectory import Trajectory
 from rollq_worker.episode import loop
 from rollq_worker.episode.messages import schemas_of
 from rollq_worker.extensions.authors_line import line_of
-from rollq_worker.failures import Diverged
+from rollq_worker.failures import FOREIGN_ERRORS, Diverged
 from rollq_worker.fakes import FakeEngine, FakeJournal, FakeRenderer
 from rollq_worker.process.attempts.time_limits import (
     OPEN_LIMIT_S,
@@ -208,9 +208,7 @@ def _check_index(
         report.add_problem(index, what, "diverged")
     except RollqError as e:
         _add_error(report, index, str(e), e.__cause__ or e)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as e:  # other people's code: also sys.exit() and a cancelled coroutine
+    except FOREIGN_ERRORS as e:
         _add_error(report, index, f"{type(e).__name__}: {e}", e)
     return report
 
@@ -352,7 +350,7 @@ class _Typed:
         try:
             observation = _of_type("step() returns", self.environment.step(action), (Observation,))
             _of_type("Observation.done is", observation.done, (bool,))
-        except BaseException as e:  # other people's code
+        except FOREIGN_ERRORS as e:
             e.add_note(
                 "in the call "
                 f"{action.name}({json.dumps(dict(action.arguments), ensure_ascii=False):.200})"

@@ -18,6 +18,7 @@ from rollq_worker import environments
 from rollq_worker.context.summary import HEADING, POLICY_REQUEST
 from rollq_worker.episode.text_actions import TextForm, form_of, read_action
 from rollq_worker.extensions.authors_line import line_of
+from rollq_worker.failures import FOREIGN_ERRORS
 from rollq_worker.protocols import ReadTurn
 from rollq_worker.replay_engine.policy.made_up_moves import made_up_moves
 
@@ -131,7 +132,7 @@ class TaskIndex:
                 self._by_instruction.setdefault(_plain(task.instruction), task)
             except RollqError:
                 raise
-            except (Exception, SystemExit) as e:  # other people's code
+            except FOREIGN_ERRORS as e:
                 line = line_of(e)
                 raise SettingsError(
                     f"task {index} of {domain.name}/{split} cannot be played: {type(e).__name__}: "

@@ -98,6 +98,11 @@ def _is_host(name: str | None) -> bool:
         return False
 
 
+def in_address(host: str) -> str:
+    """The host as an address has it: one of IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def is_sentinel(url: str) -> bool:
     """True if the address names Sentinels."""
     return url.startswith("sentinel://")
@@ -204,8 +209,7 @@ def broker_options(url: str) -> tuple[str, dict[str, Any]]:
     login = _login(quote(servers.username or "", safe=""), quote(servers.password or "", safe=""))
     addresses = []
     for host, port in servers.hosts:
-        name = f"[{host}]" if ":" in host else host
-        addresses.append(f"sentinel://{login}{name}:{port}/{servers.database}")
+        addresses.append(f"sentinel://{login}{in_address(host)}:{port}/{servers.database}")
     # Without redis-py's retries, so that a Sentinel that is away does not hold up the question to
     # the next one.
     brief: dict[str, Any] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": None}

@@ -41,7 +41,7 @@ def test_a_line_whose_newline_comes_later_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("now", [1, 3])
-def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path, now: int) -> None:
+def test_a_file_that_is_overwritten_is_read_again(tmp_path: Path, now: int) -> None:
     """As by `rollq demo --out`: no rollout is shown in another one's place."""
     path = export(tmp_path / "x.jsonl", played(0), played(0))
     place = ExportedFile(path)

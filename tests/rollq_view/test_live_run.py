@@ -222,7 +222,7 @@ def test_a_run_that_is_deleted_has_no_rows(ledger: Ledger) -> None:
     assert rows(run) == {}
 
 
-def test_a_run_that_is_deleted_and_submitted_again_is_read_anew(ledger: Ledger) -> None:
+def test_a_run_that_is_deleted_and_submitted_again_is_read_again(ledger: Ledger) -> None:
     run = live(ledger)
     for reward in (1.0, 0.0):
         ledger.submit(group(labels={"reward": reward}))

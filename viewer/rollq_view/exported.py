@@ -3,7 +3,7 @@ file.
 
 The index has a few facts of each rollout; an episode is read when its page is opened. A request
 reads on for a moment only, so the first rows of a large file are there at once. A file that was
-written anew is read anew.
+overwritten is read again.
 """
 
 import time

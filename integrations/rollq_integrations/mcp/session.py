@@ -197,7 +197,7 @@ class Session:
                 self._opened.set_exception(
                     e if isinstance(e, Exception) else ConnectionError("it was closed")
                 )
-            if not isinstance(e, Exception):  # others end it, and nobody asks for them
+            if not isinstance(e, Exception):  # others end the session; calls have their own
                 raise
         finally:
             self._gone.set()

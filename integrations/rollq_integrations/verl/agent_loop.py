@@ -59,7 +59,7 @@ class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
             raise SettingsError(f"session_from must be uid or task, not {session_from!r}")
         if keep_steps is None:
             keep_steps = _keep_steps(self.config.trainer)
-        self._job = dict(_mapping({"job": _plain(job)}, "job"))
+        self._job = dict(_mapping("job", _plain(job)))
         self._by_task = session_from == "task"
         self._traces = traces
         self._episodes = episodes(redis_url, run, keep_steps)
@@ -97,10 +97,10 @@ class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
         row = {**self._job, **_row(fields)}
         lengths = self.rollout_config
         longest = lengths.prompt_length + lengths.response_length
-        budget = {"max_tokens": longest, **_mapping(row, "budget")}
+        budget = {"max_tokens": longest, **_mapping("budget", row.get("budget"))}
         # rollq always records logprobs, so it has no parameter for them.
         verls = {name: value for name, value in sampling_params.items() if name != "logprobs"}
-        own = _mapping(row, "sampling")
+        own = _mapping("sampling", row.get("sampling"))
         both = ", ".join(sorted({*own} & {*verls}))
         if both:
             raise SettingsError(
@@ -195,9 +195,8 @@ def _row(fields: Mapping[str, Any]) -> dict[str, Any]:
     return dict(_without_nulls(_plain(row)))
 
 
-def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The mapping of that name; an empty one where YAML has no value. Raises SettingsError."""
-    value = values.get(name)
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    """The value; an empty mapping where YAML has none. Raises SettingsError that names it."""
     if value is not None and not isinstance(value, Mapping):
         raise SettingsError(f"{name} of verl's agent loop must be a mapping, not {value!r:.100}")
     return value or {}

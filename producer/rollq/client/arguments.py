@@ -55,7 +55,7 @@ def check_wanted(groups: int, timeout: float | None) -> None:
 
 def check_timeout(timeout: float | None) -> None:
     """Raises ContractError unless it is a number of seconds or None."""
-    if timeout is not None and not is_number(timeout) and timeout not in (inf, -inf):
+    if timeout is not None and not is_number(timeout) and timeout != inf:
         raise ContractError(f"timeout must be a number of seconds or None, not {timeout!r}")
 
 

@@ -123,7 +123,7 @@ class Versions:
 
     def _published_steps(self, names: Collection[str]) -> dict[str, int]:
         key = self.keys.versions
-        # an engine may name its weights with half a surrogate pair, and nobody can publish that
+        # an engine may name its weights with half a surrogate pair, which is never published
         fields = [name.encode("utf-8", "surrogatepass") for name in names]
         steps: Sequence[bytes | None] = self.scripts.command("hmget", key, fields)
         published = {}

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from rollq.errors import SettingsError
 from rollq.metrics.metric import Kind, Metric, Sample
+from rollq.urls import in_address
 
 log = logging.getLogger("rollq")
 
@@ -49,8 +50,7 @@ class Exposition(Collector):
                 f"metrics cannot be served at {host}:{port}: {why}: choose another address or "
                 "another port (each process needs its own)"
             ) from e
-        shown = f"[{host}]" if ":" in host else host
-        return f"http://{shown}:{server.server_port}{PATH}"
+        return f"http://{in_address(host)}:{server.server_port}{PATH}"
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """See prometheus_client."""

@@ -158,7 +158,7 @@ def test_an_exit_of_foreign_code_after_long_is_no_wrong_setting(tmp_path: Path) 
         assert family.parent.poll() is None
 
 
-def test_it_checks_where_whoever_started_it_ignores_the_ends_of_children() -> None:
+def test_it_checks_where_ends_of_children_are_ignored() -> None:
     """Linux then keeps no exit code for it."""
     code = "from rollq_worker.process.parent import Parent; Parent(2).check(lambda: None)"
     ignoring = (

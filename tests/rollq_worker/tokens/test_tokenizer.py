@@ -226,7 +226,7 @@ def test_a_configuration_that_names_no_ends_in_the_expected_form(folder: Path):
 
 @pytest.mark.parametrize(
     "where",
-    ["./nowhere", "nowhere", "/no/such/directory", "a/b/c", "~nobody-here/a", "a" * 300],
+    ["./nowhere", "nowhere", "/no/such/directory", "a/b/c", "~no-such-user/a", "a" * 300],
 )
 def test_what_is_neither_directory_nor_hub_name_is_refused(where: str):
     with pytest.raises(SettingsError, match=f"tokenizer {where}: no such directory"):

@@ -203,6 +203,6 @@ def test_a_template_is_chosen_by_name_or_by_file(tmp_path: Path) -> None:
         match=r"'no-such' is neither a file nor a training template; there are .*qwen3",
     ):
         load_tokenizer(template="no-such")
-    for text in (template_text("qwen3"), "~nobody-here/mine.jinja"):
+    for text in (template_text("qwen3"), "~no-such-user/mine.jinja"):
         with pytest.raises(SettingsError, match=r"is neither a file nor a training template"):
             load_tokenizer(template=text)

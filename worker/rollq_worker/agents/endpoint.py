@@ -25,6 +25,7 @@ from aiohttp import web
 from rollq.env import Observation
 from rollq.errors import WorkerFailure
 from rollq.job import Job
+from rollq.urls import in_address
 from rollq_worker.agents.connections import CONNECTIONS, Connections
 from rollq_worker.agents.dialects import Dialect, chat_completions, messages
 from rollq_worker.agents.dialects.chat_completions import MODEL
@@ -72,8 +73,7 @@ class AgentEndpoint:
         served = _Served(episode)
         port = asyncio.run_coroutine_threadsafe(served.start(), self._loop).result()
         try:
-            host = f"[{_host()}]" if ":" in _host() else _host()
-            yield Address(f"http://{host}:{port}/v1", served.key)
+            yield Address(f"http://{in_address(_host())}:{port}/v1", served.key)
         finally:
             episode.end()
             asyncio.run_coroutine_threadsafe(served.stop(), self._loop).result()

@@ -95,7 +95,7 @@ class EngineLimits:
         self._used_at = 0.0
 
     def use(self) -> None:
-        """A request is sent."""
+        """Notes that a request is sent."""
         now = time.monotonic()
         was_idle = now - self._used_at > IDLE_S
         self._used_at = now

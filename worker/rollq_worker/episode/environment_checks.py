@@ -1,7 +1,6 @@
 """Checks the results of environments and reward functions where they enter, and ends an episode."""
 
 import json
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,6 +9,7 @@ from rollq.env import Environment, Grade, Observation, RewardFunction
 from rollq.errors import EnvironmentFailure, RewardFailure
 from rollq.events import Closed, Stop
 from rollq.job import Json
+from rollq.numbers import is_number
 from rollq.trajectory import AGENT_REWARDS, Trajectory
 from rollq_worker.failures import errors_become
 
@@ -95,5 +95,5 @@ def _checked_info(grade: Grade) -> dict[str, Json]:
 
 
 def _check_reward(reward: object) -> None:
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+    if not is_number(reward):
         raise TypeError(f"the reward is {reward!r}, not a finite int or float")

@@ -85,7 +85,7 @@ class Parent:
         not 0.
         """
         sys.stdout.flush()  # the child would print it again
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started this one may ignore it
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a supervisor may ignore it
         pid = os.fork()
         if pid == 0:
             check()

@@ -16,6 +16,7 @@ from aiohttp import web
 
 import rollq
 from rollq.errors import SettingsError
+from rollq.urls import in_address
 from rollq_worker.replay_engine.chat_completions import complete
 from rollq_worker.replay_engine.generate import Fault, ReplayEngine, ReplayOptions
 from rollq_worker.replay_engine.generate_request import ModelSize, read_request
@@ -299,8 +300,7 @@ async def run(server: ReplayServer, until: asyncio.Event, ready: Callable[[str],
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
-        in_address = f"[{host}]" if ":" in host else host  # IPv6
-        ready(f"http://{in_address}:{runner.addresses[0][1]}")
+        ready(f"http://{in_address(host)}:{runner.addresses[0][1]}")
         await until.wait()
     except OSError as e:
         raise SettingsError(f"cannot listen on {host}:{port}: {e.strerror or e}") from e
